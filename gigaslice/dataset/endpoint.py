@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 
-__all__ = ["Endpoint", "ServerAddress"]
+__all__ = ["ServerAddress", "ServerUrl"]
 
 _MOST_NAME, _MOST_PORT = 253, 65535
 _HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::([0-9]{1,5}))?")
@@ -51,7 +51,7 @@ class ServerAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ServerUrl:
     """A server that is spoken to by HTTP, and a path on it."""
 
     scheme: str
@@ -61,12 +61,12 @@ class Endpoint:
     """With its leading "/", or empty. Percent signs stand as they were."""
 
     @staticmethod
-    def parse(text: str) -> Endpoint:
+    def parse(text: str) -> ServerUrl:
         """The endpoint that TEXT is, as "https://host:port/path"; only the host must be there. Raises ValueError."""
         parts = _URL.fullmatch(text)
         if parts is None or not _PATH.fullmatch(parts[3]):
             raise ValueError("not an address")
-        return Endpoint((parts[1] or "").lower(), ServerAddress.parse(parts[2]), parts[3])
+        return ServerUrl((parts[1] or "").lower(), ServerAddress.parse(parts[2]), parts[3])
 
 
 def _host(text: str) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from gigaslice.dataset.endpoint import Endpoint, ServerAddress
+from gigaslice.dataset.endpoint import ServerAddress, ServerUrl
 from gigaslice.dataset.errors import RequestError
 from gigaslice.text import plain
 
@@ -289,7 +289,7 @@ def _options(kind: str, options: Mapping[str, str]) -> tuple[tuple[str, str], ..
 
 def _check_endpoint(value: str) -> None:
     try:
-        scheme = Endpoint.parse(value).scheme
+        scheme = ServerUrl.parse(value).scheme
     except ValueError:
         scheme = ""
     if scheme not in ("http", "https"):

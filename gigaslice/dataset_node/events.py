@@ -6,7 +6,9 @@ from gigaslice.kube.reasons import EventReason
 
 __all__ = ["EVENTS", "FETCHING", "NOT_CACHED", "NOT_READY", "READY"]
 
-FETCHING = EventReason("DatasetFetching", "Normal", "how far the fetch is, at 0, 25, 50 and 75 %")
+FETCHING = EventReason(
+    "DatasetFetching", "Normal", "how far the fetch is, at 0, 25, 50 and 75 %, and what takes long"
+)
 READY = EventReason("DatasetReady", "Normal", "the data are mounted, and how long that took")
 NOT_READY = EventReason("DatasetNotReady", "Warning", "why not; it is tried again by itself")
 NOT_CACHED = EventReason(

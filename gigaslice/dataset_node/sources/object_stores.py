@@ -16,7 +16,7 @@ from typing import Any
 from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from gigaslice.dataset.endpoint import Endpoint
+from gigaslice.dataset.endpoint import ServerUrl
 from gigaslice.dataset.errors import DatasetError, ListingError, RequestError, SourceError
 from gigaslice.dataset.listing import Entry, shown
 from gigaslice.dataset.source_spec import SourceSpec
@@ -44,6 +44,9 @@ _WORD = re.compile(r"[!-~]{0,65536}")
 _TENANT = re.compile(r"[A-Za-z0-9.-]{0,253}")
 _BAD_KEY = re.compile(r'\bpath: "((?:[^"\\]|\\.)*)"')
 _REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+_UNSIGNED = frozenset(("UnsupportedAlgorithm", "MissingSecurityHeader", "AuthorizationHeaderMalformed",
+                       "MissingAuthenticationToken", "NoAuthenticationInformation"))  # fmt: skip
+"""What servers call a request that is not signed, other than refused."""
 _NO_PASS = 407
 _BUSY = frozenset((429, 503))
 _ACCOUNT_KEYS = ("type", "project_id", "private_key_id", "private_key", "client_email", "client_id")
@@ -57,6 +60,7 @@ class ObjectStores:
         what: How the bucket is called in texts.
         where: How the place that the credentials came from is called.
         proxy: What the clients connect through, and their pass; None: they connect by themselves.
+        signed: Whether there are credentials that requests go with.
     """
 
     def __init__(
@@ -65,11 +69,14 @@ class ObjectStores:
         what: str,
         where: str,
         proxy: tuple[CheckedProxy, ProxyPass] | None = None,
+        *,
+        signed: bool = True,
     ) -> None:
         self._make = make
         self.what = what
         self._where = where
         self._proxy = proxy
+        self._signed = signed
 
     def close(self) -> None:
         """Has the clients connect no more."""
@@ -108,7 +115,14 @@ class ObjectStores:
             )
         if not status and _FORBIDDEN_HERE.search(text):
             return SourceError(f"{self.what}, or where it redirects to, {FORBIDDEN}")
-        if status in (401, 403) or isinstance(error, _REFUSED):
+        refused = status in (401, 403) or isinstance(error, _REFUSED)
+        if not self._signed and (refused or (coded and coded[1] in _UNSIGNED)):
+            return SourceError(
+                f"{self.what} refuses {subject} to requests without credentials{code}; "
+                f"{self._where} has none that are used: add them, and leave the option anonymous out",
+                denied=True,
+            )
+        if refused:
             return SourceError(
                 f"{self.what} refuses {subject}{code}; check the credentials in {self._where}",
                 denied=True,
@@ -147,9 +161,9 @@ def object_stores(spec: SourceSpec, credentials: Credentials, *, local: bool) ->
         SourceError: An endpoint that may not be used.
     """
     build_of = {"s3": _s3, "gs": _gs, "az": _az}[spec.kind]
-    endpoint, build = build_of(spec, credentials)
+    endpoint, signed, build = build_of(spec, credentials)
     try:
-        parts = Endpoint.parse(endpoint)
+        parts = ServerUrl.parse(endpoint)
     except ValueError:
         parts = None
     if parts is None or parts.scheme not in ("http", "https"):
@@ -188,7 +202,7 @@ def object_stores(spec: SourceSpec, credentials: Credentials, *, local: bool) ->
                 f"the credentials for {spec.canonical} cannot be used; check {credentials.where}"
             ) from None
 
-    return ObjectStores(make, f"{spec.kind}://{spec.server}", credentials.where, through)
+    return ObjectStores(make, f"{spec.kind}://{spec.server}", credentials.where, through, signed=signed)
 
 
 def _word(credentials: Credentials, name: str) -> str:
@@ -201,7 +215,8 @@ def _word(credentials: Credentials, name: str) -> str:
     return value
 
 
-_Built = tuple[str, Callable[[Any, Any], Any]]
+_Built = tuple[str, bool, Callable[[Any, Any], Any]]
+"""The endpoint, whether requests are signed, and what makes a client."""
 
 
 def _flag(spec: SourceSpec, name: str) -> bool:
@@ -238,12 +253,16 @@ def _s3(spec: SourceSpec, credentials: Credentials) -> _Built:
         return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
 
     provider: Any = None if anonymous else given
-    return endpoint, lambda client, retry: S3Store(
-        spec.server,
-        config=config,
-        client_options=client,
-        retry_config=retry,
-        credential_provider=provider,
+    return (
+        endpoint,
+        not anonymous,
+        lambda client, retry: S3Store(
+            spec.server,
+            config=config,
+            client_options=client,
+            retry_config=retry,
+            credential_provider=provider,
+        ),
     )
 
 
@@ -263,11 +282,16 @@ def _gs(spec: SourceSpec, credentials: Credentials) -> _Built:
         config = {"base_url": endpoint, "service_account_key": json.dumps(kept), "skip_signature": False}
     elif token and not _flag(spec, "anonymous"):
         config = {"base_url": endpoint, "bearer_token": token, "skip_signature": False}
-    return endpoint, lambda client, retry: GCSStore(
-        spec.server,
-        config=config,
-        client_options=client,
-        retry_config=retry,
+    signed = "bearer_token" in config or not config["skip_signature"]
+    return (
+        endpoint,
+        signed,
+        lambda client, retry: GCSStore(
+            spec.server,
+            config=config,
+            client_options=client,
+            retry_config=retry,
+        ),
     )
 
 
@@ -302,9 +326,13 @@ def _az(spec: SourceSpec, credentials: Credentials) -> _Built:
                        "authority_host": "https://login.microsoftonline.com"}  # fmt: skip
     else:
         config["skip_signature"] = True
-    return endpoint, lambda client, retry: AzureStore(
-        spec.server,
-        config=config,
-        client_options=client,
-        retry_config=retry,
+    return (
+        endpoint,
+        not config["skip_signature"],
+        lambda client, retry: AzureStore(
+            spec.server,
+            config=config,
+            client_options=client,
+            retry_config=retry,
+        ),
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from gigaslice.dataset.endpoint import Endpoint, ServerAddress
+from gigaslice.dataset.endpoint import ServerAddress, ServerUrl
 from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
 from gigaslice.dataset.pack_manifest import MANIFEST_NAME
@@ -149,7 +149,7 @@ def _check_endpoint(text: str, credentials: Credentials) -> None:
             f"the endpoint carries a user or a password; they have keys of their own in {credentials.where}"
         )
     try:
-        Endpoint.parse(text)
+        ServerUrl.parse(text)
     except ValueError:
         raise RequestError(
             f"the endpoint in {credentials.where} or the options is no address; write it as https://host:port"

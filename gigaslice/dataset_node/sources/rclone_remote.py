@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from gigaslice.dataset.digest import hasher
-from gigaslice.dataset.endpoint import Endpoint, ServerAddress
+from gigaslice.dataset.endpoint import ServerAddress, ServerUrl
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.sources.addresses import checked_addresses
@@ -130,7 +130,7 @@ def _servers(name: str, value: str) -> list[ServerAddress]:
             return [ServerAddress.parse_host(value)]
         if name == "namenode":
             return [ServerAddress.parse(one.strip()) for one in value.split(",")]
-        found = Endpoint.parse(value)
+        found = ServerUrl.parse(value)
     except ValueError:
         raise _no_server(name) from None
     if found.scheme not in ("http", "https", "") or (name == "url" and not found.scheme):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError, SourceError
@@ -30,6 +30,8 @@ __all__ = ["Task", "TaskParts"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 120.0
 _WATCH_SECONDS = 0.5
+_QUIET_SECONDS = 10.0  # before a pod is told that nothing moves; then twice as long
+_LONG = ("listing its source", "mounting its storage", "planning its image")
 _QUARTERS = (0, 25, 50, 75)
 _DAMAGED_TRIES = 3
 
@@ -73,6 +75,8 @@ class Task:
         self._credentials = dict(credentials)
         self._renewed = asyncio.Event()
         self._quarter = -1
+        self._trying = False
+        self._fallbacks: list[str] = []
         self._begun = time.monotonic()
         self._log = get_logger("dataset")
         self._runner: asyncio.Task[None] | None = None
@@ -128,8 +132,10 @@ class Task:
             while True:
                 try:
                     try:
+                        self._trying = True
                         await self._attempt()
                     finally:
+                        self._trying = False
                         self._parts.release(self.volume.id)
                 except GigasliceError as error:
                     self._failed(error)
@@ -178,6 +184,7 @@ class Task:
             await self._parts.threads.run(self._parts.store.unpin, self.volume.id, about.key)
 
     async def _attempt(self) -> None:
+        self._fallbacks.clear()
         for stage in self.stages:
             stage.doing = "waiting"
         for number in range(_DAMAGED_TRIES):
@@ -190,6 +197,9 @@ class Task:
                     raise
                 continue
             break
+        for text in self._fallbacks:
+            self._parts.counters.fallbacks += 1
+            self._parts.reporter.say(self.volume, events.NOT_CACHED, text)
         seconds = round(time.monotonic() - self._begun, 3)
         self._log.info(
             "published", pod=self._pod, volume=self.volume.id, datasets=self.request.name, seconds=seconds
@@ -228,12 +238,8 @@ class Task:
             ):
                 raise
             piece = await self._local(one, found, stage)
-            self._parts.counters.fallbacks += 1
-            self._parts.reporter.say(
-                self.volume,
-                events.NOT_CACHED,
-                f"{error}; the pod reads the storage itself (mode: local)",
-            )
+            # said when it is true: what is full for the data may be too full to publish anything
+            self._fallbacks.append(f"{error}; the pod reads the storage itself (mode: local)")
             return piece
         return Piece(key=about.key, directory=one.directory, name=one.name)
 
@@ -266,8 +272,11 @@ class Task:
 
     async def _watch(self) -> None:
         """Says on the pod how far its fetches are."""
+        quiet = _Quiet()
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
+            if self._trying and (text := quiet.look(self.stages, time.monotonic())):
+                self._parts.reporter.say(self.volume, events.FETCHING, text)
             under_way = [one for one in self.stages if one.progress is not None]
             if not under_way:
                 continue
@@ -278,3 +287,30 @@ class Task:
                 self._quarter = quarter
                 text = plain("; ".join(one.text() for one in under_way))
                 self._parts.reporter.say(self.volume, events.FETCHING, text)
+
+
+class _Quiet:
+    """Finds out that nothing moves: a listing that takes long, or storage that hangs."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[str, int]] = []
+        self._since = 0.0
+        self._next = 0.0
+
+    def look(self, stages: Sequence[Stage], now: float) -> str:
+        """What to tell at the time NOW; empty where something has moved, or was told not long ago."""
+        seen = [(one.doing, one.progress.fetched if one.progress else -1) for one in stages]
+        if seen != self._seen:
+            self._seen, self._since, self._next = seen, now, _QUIET_SECONDS
+            return ""
+        seconds = now - self._since
+        if seconds < self._next:
+            return ""
+        self._next *= 2
+        texts = [f"{one.text()}, for {round(seconds)} s now" for one in stages if one.doing in _LONG]
+        texts += [
+            f"{one.text()}, and no byte has come for {round(seconds)} s; look after the storage"
+            for one in stages
+            if one.progress is not None
+        ]
+        return plain("; ".join(texts))

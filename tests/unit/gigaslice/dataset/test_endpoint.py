@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigaslice.dataset.endpoint import Endpoint, ServerAddress
+from gigaslice.dataset.endpoint import ServerAddress, ServerUrl
 
 SERVERS = [
     ("minio", "minio", None),
@@ -39,8 +39,8 @@ NO_SERVERS = [
 def test_a_host_and_a_port(text: str, host: str, port: int | None) -> None:
     assert ServerAddress.parse(text) == ServerAddress(host, port)
     for path in ("", "/", "/minio/a%20b/"):
-        assert Endpoint.parse(f"HTTPS://{text}{path}") == Endpoint("https", ServerAddress(host, port), path)
-    assert Endpoint.parse(text) == Endpoint("", ServerAddress(host, port), "")
+        assert ServerUrl.parse(f"HTTPS://{text}{path}") == ServerUrl("https", ServerAddress(host, port), path)
+    assert ServerUrl.parse(text) == ServerUrl("", ServerAddress(host, port), "")
 
 
 @pytest.mark.parametrize("text", NO_SERVERS)
@@ -51,7 +51,7 @@ def test_anything_else_is_refused(text: str) -> None:
         # what has a path or a port of its own is another endpoint, and a good one
         if text not in ("a/b", "a:"):
             with pytest.raises(ValueError):
-                Endpoint.parse(endpoint)
+                ServerUrl.parse(endpoint)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_anything_else_is_refused(text: str) -> None:
 )  # fmt: skip
 def test_a_path_that_no_client_takes_as_it_is_is_refused(path: str) -> None:
     with pytest.raises(ValueError):
-        Endpoint.parse(f"http://minio:9000{path}")
+        ServerUrl.parse(f"http://minio:9000{path}")
 
 
 def test_a_host_alone_may_be_an_address_without_brackets() -> None:
@@ -73,7 +73,7 @@ def test_a_host_alone_may_be_an_address_without_brackets() -> None:
 @given(st.text(st.sampled_from("ab1.:/@\\%[]#?-_ \t2e0x\ufb00\u3002")))
 def test_what_is_taken_is_read_alike_by_another_parser(text: str) -> None:
     try:
-        parsed = Endpoint.parse(f"http://{text}")
+        parsed = ServerUrl.parse(f"http://{text}")
     except ValueError:
         return
     other = urlsplit(f"http://{text}")

@@ -15,6 +15,7 @@ from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.object_stores import ObjectStores, object_stores
 from gigaslice.dataset_node.sources.objects import ObjectSource
 from gigaslice.dataset_node.sources.opening import effective_spec, open_source
+from tests.fakes.hostile_files import HostileFiles
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -121,3 +122,31 @@ def test_a_server_of_files_that_is_no_address_is_a_mistake(text: str) -> None:
     kind, _, location = text.partition("://")
     with pytest.raises(RequestError, match="write it as"):
         asyncio.run(open_source(SourceSpec(kind, location), {}, mounts=None))
+
+
+ANSWERS = [(400, "UnsupportedAlgorithm"), (400, "MissingSecurityHeader"), (403, "AccessDenied"), (401, "")]
+
+
+@pytest.mark.parametrize(("status", "code"), ANSWERS)
+@pytest.mark.parametrize("kind", ["s3", "gs", "az"])
+def test_a_store_that_wants_credentials_is_told_apart_from_wrong_ones(
+    kind: str, status: int, code: str
+) -> None:
+    server = HostileFiles()
+    server.trick = lambda _, handler: server.plain(
+        handler, status, f"<Error><Code>{code}</Code></Error>".encode()
+    )
+    spec = unchecked(kind, endpoint=f"http://127.0.0.1:{server.port}")
+    secret = {"s3": {"access_key": "k", "secret_key": "s"}}.get(kind, {"token": "t"})
+    texts = []
+    try:
+        for given in ({}, secret):
+            source = ObjectSource(object_stores(spec, Credentials(given), local=True), "p")
+            with pytest.raises(SourceError) as caught:
+                asyncio.run(source.list())
+            texts.append(str(caught.value))
+            assert caught.value.denied or (given and status == 400)
+    finally:
+        server.close()
+    assert "to requests without credentials" in texts[0] and "the volume's Secret has none" in texts[0]
+    assert "without credentials" not in texts[1] and "check" in texts[1]

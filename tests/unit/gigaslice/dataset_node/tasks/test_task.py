@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from gigaslice.dataset.errors import CacheFullError, RequestError, SourceError
+from gigaslice.dataset.errors import CacheFullError, DatasetError, RequestError, SourceError
 from gigaslice.dataset.objects import DatasetUse
 from gigaslice.dataset.request import parse_attributes
 from gigaslice.dataset_node.tasks import task as task_module
+from gigaslice.dataset_node.tasks.supply import Stage
 from gigaslice.dataset_node.tasks.task import Task
 from tests.fakes.dataset_storage import DENIED, Bucket
 from tests.fakes.eventually import until
@@ -278,3 +279,84 @@ def test_several_datasets_are_fetched_at_a_time_and_told_as_one(world, play, mon
         assert len(reasons) == len(set(world.said)), "each quarter is told once"
 
     play(story)
+
+
+def test_that_the_pod_reads_the_storage_itself_is_said_when_it_does(world, play):
+    """Where the disk is full, nothing can be published either."""
+
+    async def story():
+        parts = world.service.tasks._parts
+        world.service.tasks._parts = replace(parts, admit=lambda spec: None)
+        world.api.put("team", "coco", source="nfs://coco/train")
+
+        async def full(*_):
+            raise CacheFullError("no room")
+
+        def unwritten(*_):
+            raise DatasetError("a record cannot be written: No space left on device")
+
+        publish, parts.store.publish = parts.store.publish, unwritten
+        parts.supply.ensure = full
+        failure = await ended(task_of(world, dataset="coco"))
+        assert "No space left" in str(failure)
+        assert not [one for one in world.said if "reads the storage" in one[3]]
+        assert world.service.counters.fallbacks == 0
+        parts.store.publish = publish
+        assert await ended(task_of(world, dataset="coco")) is None
+        assert [one[3] for one in world.said if one[2] == "DatasetNotCached"] == [
+            "no room; the pod reads the storage itself (mode: local)"
+        ]
+        assert world.service.counters.fallbacks == 1
+
+    play(story)
+
+
+def quick(monkeypatch):
+    monkeypatch.setattr(task_module, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(task_module, "_QUIET_SECONDS", 0.05)
+
+
+def told(world, text):
+    return [one[3] for one in world.said if one[2] == "DatasetFetching" and text in one[3]]
+
+
+def test_a_long_listing_is_told_to_the_pod_and_ever_more_rarely(world, play, monkeypatch):
+    quick(monkeypatch)
+
+    async def story():
+        world.storage.buckets["coco"].list_hold = asyncio.Event()
+        task = task_of(world)
+        task.begin()
+        await until(lambda: len(told(world, "listing its source, for ")) == 2)
+        world.storage.buckets["coco"].list_hold.set()
+        assert await ended(task) is None
+
+    play(story)
+
+
+def test_storage_that_hangs_in_a_file_is_told_to_the_pod(world, play, monkeypatch):
+    quick(monkeypatch)
+
+    async def story():
+        world.storage.buckets["coco"].hold.clear()
+        task = task_of(world)
+        task.begin()
+        await until(lambda: told(world, "and no byte has come for "))
+        world.storage.buckets["coco"].hold.set()
+        assert await ended(task) is None
+
+    play(story)
+
+
+def test_nothing_is_told_of_what_moves_or_waits_its_turn():
+    quiet = task_module._Quiet()
+    stages = [Stage("coco", "listing its source"), Stage("more", "ready")]
+    assert [quiet.look(stages, now) for now in (0.0, 9.9)] == ["", ""]
+    assert quiet.look(stages, 10.0) == "dataset coco: listing its source, for 10 s now"
+    assert [quiet.look(stages, now) for now in (11.0, 19.9)] == ["", ""]
+    assert quiet.look(stages, 20.0).endswith("for 20 s now")
+    stages[0].doing = "planning its image"
+    assert [quiet.look(stages, now) for now in (41.0, 50.9)] == ["", ""]
+    assert quiet.look(stages, 51.0) == "dataset coco: planning its image, for 10 s now"
+    stages[0].doing = "fetching"  # which waits for a place among the fetches
+    assert [quiet.look(stages, now) for now in (60.0, 99.0)] == ["", ""]
