@@ -6,6 +6,7 @@ bytewise by path, and directories that paths imply are entries too. A listing co
 what is not refused here is safe to lay out as an image, and to create as a plain tree under an empty directory.
 
 It has no owners, modes and times: everything of a dataset belongs to root, is readable by all and writable by none.
+What is kept of a mode is whether a file may be executed, by all then; no set-id bit has a place here.
 Devices, sockets and pipes have no kind here; the source that meets one refuses it.
 """
 
@@ -29,6 +30,7 @@ __all__ = ["Entry", "EntryKind", "Limits", "Listing", "shown"]
 _DOTS = frozenset((b"", b".", b".."))
 _HEAD = b"gigaslice listing 1\n"
 _RECORD = struct.Struct("<BQIII")
+_EXECUTABLE = 4  # a file that may be executed, where EntryKind's numbers stand
 _CHECK = 4096  # entries between two looks at the limits
 _SHOWN = 120
 
@@ -52,6 +54,8 @@ class Entry(NamedTuple):
     """What changes whenever the file does: an ETag, or size and time of modification."""
     target: bytes = b""
     """Of a symbolic link."""
+    executable: bool = False
+    """Of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +109,7 @@ class Listing:
 
     def layout_digest(self) -> builtins.bytes:
         """The digest of paths, kinds, sizes and targets alone: of what an image's layout follows from."""
-        return hasher(
-            _encoded(Entry(path, kind, size, "", target) for path, kind, size, _, target in self.entries)
-        ).digest()
+        return hasher(_encoded(one._replace(version="") for one in self.entries)).digest()
 
     def encoded(self) -> builtins.bytes:
         """The listing as bytes; their BLAKE3 is `digest`."""
@@ -141,7 +143,7 @@ class _Building:
         most_entries = self.limits.entries
         total = 0
         for entry in entries:
-            path, kind, size, _, target = entry
+            path, kind, size, _, target, _ = entry
             parent, _, name = path.rpartition(b"/")
             if (
                 kind is file
@@ -162,7 +164,7 @@ class _Building:
 
     def add(self, entry: Entry) -> None:
         """Adds any entry, with all checks."""
-        path, kind, size, version, target = entry
+        path, kind, size, version, target, executable = entry
         parent, slash, name = path.rpartition(b"/")
         if slash and parent not in self.parents:
             self._imply(parent, path)
@@ -177,7 +179,9 @@ class _Building:
                 raise ListingError(_bad_file(path, size, self.limits))
             self.total += size
         elif kind == EntryKind.DIRECTORY:
-            entry = entry if not (size or version or target) else Entry(path, EntryKind.DIRECTORY)
+            entry = (
+                entry if not (size or version or target or executable) else Entry(path, EntryKind.DIRECTORY)
+            )
         else:
             if not target or b"\0" in target or len(target) > self.limits.path:
                 raise ListingError(
@@ -203,7 +207,7 @@ class _Building:
     def done(self) -> Listing:
         if self.total > self.limits.bytes:
             raise ListingError(f"{self.total} bytes in all; a dataset has at most {self.limits.bytes}")
-        kinds = {path: kind for path, kind, _, _, _ in self.entries}
+        kinds = {path: kind for path, kind, _, _, _, _ in self.entries}
         if len(kinds) != len(self.entries):
             raise ListingError(
                 f"path {shown(_twice(self.entries))} stands twice; keep one of them in the source"
@@ -264,9 +268,10 @@ def _encoded(entries: Iterable[Entry]) -> bytes:
     """The entries one after the other, each with its lengths first: no two listings have the same encoding."""
     pack = _RECORD.pack
     parts = [_HEAD]
-    for path, kind, size, version, target in entries:
+    for path, kind, size, version, target, executable in entries:
         text = version.encode("utf-8", "surrogatepass")
-        parts += (pack(kind, size, len(path), len(text), len(target)), path, text, target)
+        number = _EXECUTABLE if executable else kind
+        parts += (pack(number, size, len(path), len(text), len(target)), path, text, target)
     return b"".join(parts)
 
 
@@ -293,12 +298,16 @@ def _decoded(data: bytes, limits: Limits) -> Iterator[Entry]:
             for length in (path_bytes, version_bytes, target_bytes):
                 fields.append(data[at : at + length])
                 at += length
-            kind, version = EntryKind(number), fields[1].decode("utf-8", "surrogatepass")
+            executable = number == _EXECUTABLE
+            kind, version = (
+                EntryKind.FILE if executable else EntryKind(number),
+                fields[1].decode("utf-8", "surrogatepass"),
+            )
         except (struct.error, ValueError):
             raise ListingError(f"the listing is damaged at byte {min(at, len(data))}; make it anew") from None
         if at > len(data):
             raise ListingError("the listing is cut short; copy it again")
-        yield Entry(fields[0], kind, size, version, fields[2])
+        yield Entry(fields[0], kind, size, version, fields[2], executable)
 
 
 def _refusal(path: bytes, name: bytes, limits: Limits) -> str:

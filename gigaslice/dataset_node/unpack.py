@@ -100,7 +100,7 @@ def _write(source: int, found: Iterable[ImageEntry], parents: _Parents) -> None:
             target = os.open(name, _NEW, 0o400, dir_fd=where)
             try:
                 _copy(source, target, entry)
-                os.fchmod(target, 0o444)
+                os.fchmod(target, 0o555 if entry.mode & 0o111 else 0o444)
                 os.utime(target, _TIME)
             finally:
                 os.close(target)

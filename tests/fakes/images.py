@@ -79,7 +79,7 @@ def listings(draw: st.DrawFn) -> Listing:
             continue
         kind = draw(st.sampled_from(list(EntryKind)))
         if kind is EntryKind.FILE:
-            entries[path] = Entry(path, kind, draw(_sizes), "v")
+            entries[path] = Entry(path, kind, draw(_sizes), "v", executable=draw(st.booleans()))
         elif kind is EntryKind.DIRECTORY:
             entries[path] = Entry(path, kind)
             directories.append(path)

@@ -5,7 +5,8 @@ superblock, inodes without attributes whose data is in consecutive blocks ("flat
 ("flat inline"), and directories. Everything is little-endian; a block has 4 KiB.
 
 Owner, mode and time are the same everywhere: root, readable by all and writable by none, 1980 (the first year that
-every archive format can express). A set-id bit or a device cannot be written here.
+every archive format can express); but a file may be one that all may execute. A set-id bit or a device cannot be
+written here.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ _EXTENDED = struct.Struct("<HHHHQIIIIQII16x")
 _DIRENT = struct.Struct("<QHBx")
 # By the numbers of EntryKind, as a tuple: the hash of an enum's member is a call of Python code.
 _MODES = (0, 0o100444, 0o040555, 0o120777)
+_EXECUTABLE_MODE = 0o100555
 _FILE_TYPES = (0, 1, 2, 7)
 
 
@@ -104,7 +106,16 @@ def inode_bytes(size: int, links: int) -> int:
     return COMPACT_BYTES if size <= 0xFFFFFFFF and links <= 0xFFFF else EXTENDED_BYTES
 
 
-def inode(kind: EntryKind, layout: int, size: int, block: int, *, number: int, links: int = 1) -> bytes:
+def inode(
+    kind: EntryKind,
+    layout: int,
+    size: int,
+    block: int,
+    *,
+    number: int,
+    links: int = 1,
+    executable: bool = False,
+) -> bytes:
     """An inode.
 
     Args:
@@ -114,10 +125,12 @@ def inode(kind: EntryKind, layout: int, size: int, block: int, *, number: int, l
         block: Where that begins.
         number: What 32-bit programs see as its number.
         links: How many names it has.
+        executable: Whether all may execute it; of a file.
     """
+    mode = _EXECUTABLE_MODE if executable else _MODES[kind]
     if size <= 0xFFFFFFFF and links <= 0xFFFF:
-        return _COMPACT.pack(layout << 1, 0, _MODES[kind], links, size, 0, block, number, 0, 0, 0)
-    return _EXTENDED.pack(1 | layout << 1, 0, _MODES[kind], 0, size, block, number, 0, 0, _EPOCH, 0, links)
+        return _COMPACT.pack(layout << 1, 0, mode, links, size, 0, block, number, 0, 0, 0)
+    return _EXTENDED.pack(1 | layout << 1, 0, mode, 0, size, block, number, 0, 0, _EPOCH, 0, links)
 
 
 def directory_block(names: Sequence[bytes], inodes: Sequence[int], kinds: Sequence[EntryKind]) -> bytes:

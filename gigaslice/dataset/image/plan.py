@@ -8,8 +8,8 @@
 Small files, ends of directories and targets of links stand right behind their inodes, as long as two of that size share
 a block; so a file of 100 bytes costs 160 and not 4,128. Nothing crosses a block there, as the format demands.
 
-The plan depends on paths, kinds, sizes and targets, and on nothing else: equal trees have equal images, wherever they
-come from. LAYOUT_VERSION changes whenever any byte of any image would.
+The plan depends on paths, kinds, sizes, targets and on which files may be executed, and on nothing else: equal trees
+have equal images, wherever they come from. LAYOUT_VERSION changes whenever any byte of any image would.
 """
 
 from __future__ import annotations
@@ -190,14 +190,15 @@ class ImagePlan:
             gathered += bytes(at - begin - len(gathered))
             if entry.kind is file:
                 offset, size = next(extents)
+                runs = entry.executable
                 if size > INLINE_BYTES:
-                    gathered += make(file, plain, size, offset // BLOCK, number=number + 2)
+                    gathered += make(file, plain, size, offset // BLOCK, number=number + 2, executable=runs)
                 elif size:
-                    gathered += make(file, inline, size, 0, number=number + 2)
+                    gathered += make(file, inline, size, 0, number=number + 2, executable=runs)
                     yield begin, bytes(gathered)
                     begin, gathered = offset + size, bytearray()
                 else:
-                    gathered += make(file, plain, 0, 0, number=number + 2)
+                    gathered += make(file, plain, 0, 0, number=number + 2, executable=runs)
             elif entry.kind is EntryKind.DIRECTORY:
                 gathered += self._directory_inode(number, self._directories[entry.path])
             elif number in self._long_links:
@@ -277,7 +278,7 @@ def _placed(
     base, block, within = metadata_block * BLOCK, 1, BLOCK - 1
     root = directories[b""]
     at = _ROOT_AT + _bytes(root)
-    for path, kind, size, _, _ in entries:
+    for path, kind, size, _, _, _ in entries:
         inline = 0
         header = COMPACT_BYTES
         if kind is EntryKind.FILE:

@@ -146,14 +146,14 @@ static PyObject *path_of(const char *prefix, Py_ssize_t prefix_bytes, const stru
     return path;
 }
 
-/* ENTRY(PATH, KIND, size, version, b""), made as tuple.__new__ makes it; adds the bytes of its version to TEXT_BYTES. */
+/* ENTRY(PATH, KIND, size, version, b"", executable), made as tuple.__new__ makes it; adds the bytes of its version to TEXT_BYTES. */
 static PyObject *file_entry(PyTypeObject *entry, PyObject *path, PyObject *kind, const struct stat *status,
                             Py_ssize_t *text_bytes)
 {
     char text[VERSION_BYTES];
     const char *version = version_of(status, text);
     *text_bytes += text + VERSION_BYTES - version;
-    PyObject *made = ((allocfunc)PyType_GetSlot(entry, Py_tp_alloc))(entry, 5);
+    PyObject *made = ((allocfunc)PyType_GetSlot(entry, Py_tp_alloc))(entry, 6);
     PyObject *size = PyLong_FromLongLong(status->st_size);
     PyObject *words = PyUnicode_FromStringAndSize(version, text + VERSION_BYTES - version);
     PyObject *target = PyBytes_FromStringAndSize("", 0);
@@ -164,6 +164,7 @@ static PyObject *file_entry(PyTypeObject *entry, PyObject *path, PyObject *kind,
         Py_XDECREF(target);
         return NULL;
     }
+    PyObject *executable = PyBool_FromLong((status->st_mode & S_IXUSR) != 0); /* cannot fail: one of two objects */
     Py_INCREF(path);
     Py_INCREF(kind);
     PyTuple_SetItem(made, 0, path);
@@ -171,6 +172,7 @@ static PyObject *file_entry(PyTypeObject *entry, PyObject *path, PyObject *kind,
     PyTuple_SetItem(made, 2, size);
     PyTuple_SetItem(made, 3, words);
     PyTuple_SetItem(made, 4, target);
+    PyTuple_SetItem(made, 5, executable);
     return made;
 }
 

@@ -33,7 +33,8 @@ def look_up(
         at: Where the next one begins in NAMES; 0 at first.
         prefix: Before each name in paths.
         newest: Files that were modified later, in nanoseconds, are new.
-        entry: The type of what is added to FILES: a named tuple of path, kind, size, version and target.
+        entry: The type of what is added to FILES: a named tuple of path, kind, size, version, target
+            and whether it may be executed.
         kind: Of a file.
         files: Gets an entry for each plain file.
         others: Gets the name and the mode of what is none, and of plain files with a time beyond the year 2255.

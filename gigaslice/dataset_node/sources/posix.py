@@ -7,6 +7,7 @@ refused by name, and mounts below the root are walked like directories.
 A file's version is its size and time of modification. It is compared when the file is opened and again when its last
 byte has been read, so bytes written meanwhile are found. What is not found: contents changed by a program that sets
 the time of modification back and keeps the size, as rsync without --checksum does not find it either.
+Whether a file may be executed is what its owner's bit says when it is listed.
 """
 
 from __future__ import annotations
@@ -309,7 +310,8 @@ def _entry(directory: int, prefix: bytes, name: bytes) -> Entry | None:
     except FileNotFoundError:
         return None
     if stat.S_ISREG(found.st_mode):
-        return Entry(prefix + name, EntryKind.FILE, found.st_size, _version(found))
+        executable = bool(found.st_mode & stat.S_IXUSR)
+        return Entry(prefix + name, EntryKind.FILE, found.st_size, _version(found), executable=executable)
     return _other(directory, prefix, name, found.st_mode)
 
 

@@ -107,7 +107,7 @@ def expect(made: ImagePlan, found: list[list[object]]) -> None:
     modes = {FILE: stat.S_IFREG | 0o444, DIRECTORY: stat.S_IFDIR | 0o555, SYMLINK: stat.S_IFLNK | 0o777}
     for one in made.listing.entries:
         _, mode, size, owner, links, number, changed, held = rows[one.path]
-        assert mode == modes[one.kind]
+        assert mode == modes[one.kind] | (0o111 if one.executable else 0)
         assert (owner, changed) == (0, 315532800)
         assert number
         if one.kind is FILE:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 import tracemalloc
 
 import pytest
@@ -183,3 +184,27 @@ def test_a_hundred_thousand_files_take_less_than_a_kibibyte_each() -> None:
     tracemalloc.stop()
     assert listing.files == 100_000
     assert peak / 100_000 < 1024
+
+
+def test_the_execute_bit_is_in_the_identity_only_where_it_is_set() -> None:
+    """Nodes have copies, and packs have listings, that were made before there was one."""
+
+    def record(kind: int) -> bytes:
+        return struct.pack("<BQIII", kind, 3, 3, 1, 0) + b"run" + b"v"
+
+    for executable, kind in ((False, 1), (True, 4)):
+        listing = Listing.of([Entry(b"run", EntryKind.FILE, 3, "v", executable=executable)])
+        assert listing.encoded() == b"gigaslice listing 1\n" + record(kind)
+        assert Listing.decode(listing.encoded()) == listing
+    for kind in (0, 5, 255):
+        with pytest.raises(ListingError, match="damaged"):
+            Listing.decode(b"gigaslice listing 1\n" + record(kind))
+
+
+def test_directories_and_links_have_no_execute_bit() -> None:
+    odd = [
+        Entry(b"d", EntryKind.DIRECTORY, executable=True),
+        Entry(b"l", EntryKind.SYMLINK, target=b"d", executable=True),
+    ]
+    plain = [one._replace(executable=False) for one in odd]
+    assert Listing.of(odd).digest == Listing.of(plain).digest

@@ -37,12 +37,13 @@ def found(root: Path) -> dict[bytes, tuple[int, bytes]]:
 
 def expected(listing: Listing) -> dict[bytes, tuple[int, bytes]]:
     modes = {
-        EntryKind.FILE: stat.S_IFREG | 0o444,
         EntryKind.DIRECTORY: stat.S_IFDIR | 0o555,
         EntryKind.SYMLINK: stat.S_IFLNK | 0o777,
     }
     return {
-        one.path: (modes[one.kind], content(one.path, one.size) if one.kind is EntryKind.FILE else one.target)
+        one.path: (stat.S_IFREG | (0o555 if one.executable else 0o444), content(one.path, one.size))
+        if one.kind is EntryKind.FILE
+        else (modes[one.kind], one.target)
         for one in listing.entries
     }
 

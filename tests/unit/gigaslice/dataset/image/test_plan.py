@@ -24,11 +24,12 @@ def expect(made: ImagePlan, image: bytes) -> None:
     assert [(one.path, one.kind, one.target) for one in found] == [
         (one.path, one.kind, one.target) for one in made.listing.entries
     ]
+    executable = {one.path for one in made.listing.entries if one.executable}
     for one in found:
         assert (one.owner, one.group) == (0, 0)
         if one.kind is FILE:
             assert image[one.offset : one.offset + one.size] == content(one.path, one.size)
-            assert (one.mode, one.links) == (0o444, 1)
+            assert (one.mode, one.links) == (0o555 if one.path in executable else 0o444, 1)
         elif one.kind is DIRECTORY:
             assert one.mode == 0o555
             below = [
@@ -106,6 +107,17 @@ def test_the_bytes_of_images_stay_what_they_are() -> None:
     assert hasher(written(made)).hexdigest() == (
         "4477a77581addd4e6ca44a18f4193d3e5c0557c308b8e03603356223395fc95b"
     )
+
+
+@pytest.mark.parametrize("size", [0, 3, INLINE_BYTES, INLINE_BYTES + 1, 1 << 32])
+def test_a_file_that_may_be_executed_differs_by_its_mode_alone(size: int) -> None:
+    plain, runs = (
+        plan(Listing.of([Entry(b"run", FILE, size, "v", executable=one)])) for one in (False, True)
+    )
+    assert (plain.size, list(plain.extents())) == (runs.size, list(runs.extents()))
+    before, after = (b"".join(data for at, data in one.metadata() if at) for one in (plain, runs))
+    differing = [at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+    assert len(differing) == 1 and (before[differing[0]], after[differing[0]]) == (0o444 & 255, 0o555 & 255)
 
 
 @pytest.mark.parametrize(

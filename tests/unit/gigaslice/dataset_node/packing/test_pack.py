@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import json
@@ -13,7 +14,9 @@ from gigaslice.dataset.digest import hasher
 from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError, SourceError
 from gigaslice.dataset.image import plan, read_tree
 from gigaslice.dataset.listing import Listing
+from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.packing import check_pack, image_file, make_pack, place
+from gigaslice.dataset_node.sources.opening import OpenedSource
 from gigaslice.dataset_node.sources.posix import PosixSource
 
 
@@ -160,11 +163,33 @@ def test_a_source_with_what_no_dataset_may_have(
 
 
 def test_set_id_bits_do_not_survive(tmp_path: Path, source: Path) -> None:
-    (source / "a" / "small").chmod(0o6755)
+    (source / "a" / "small").chmod(0o6644)
+    (source / "run").write_bytes(b"#!/bin/sh\n")
+    (source / "run").chmod(0o7700)
     make_pack(source, tmp_path / "pack")
     image = next((tmp_path / "pack").glob("*.img")).read_bytes()
     modes = {one.path: one.mode for one in read_tree(lambda at, size: image[at : at + size], len(image))}
     assert modes[b"a/small"] == 0o444
+    assert modes[b"run"] == 0o555
+
+
+def test_a_pack_of_programs_is_read_as_what_it_was_made_of(tmp_path: Path, source: Path) -> None:
+    (source / "a" / "small").chmod(0o755)
+    make_pack(source, tmp_path / "pack")
+
+    async def listed() -> tuple[Listing, Listing]:
+        pack, tree = (
+            OpenedSource(SourceSpec("file", "/x"), PosixSource(one)) for one in (tmp_path / "pack", source)
+        )
+        try:
+            return await pack.list(), await tree.list()
+        finally:
+            await pack.close()
+            await tree.close()
+
+    packed, tree = asyncio.run(listed())
+    assert packed.layout_digest() == tree.layout_digest()
+    assert [one.path for one in packed.entries if one.executable] == [b"a/small"]
 
 
 def test_no_room_is_said_before_anything_is_read(

@@ -64,6 +64,21 @@ def entry_of(root, path):
     return next(one for one in listed(root).entries if one.path == path)
 
 
+@pytest.mark.parametrize("usual", [True, False])
+def test_the_owners_execute_bit_is_kept_and_a_change_of_it_is_another_version(tree, usual):
+    """Of files with a usual time, which are looked up in C, and of others."""
+    before = listed(tree)
+    for name, mode in (("a/file", 0o744), ("a/b/c/deep", 0o6655), ("empty", 0o7111)):
+        path = tree / name
+        path.chmod(mode)
+        if not usual:
+            os.utime(path, ns=(0, 12 * 10**18))
+    after = listed(tree)
+    assert not [one for one in before.entries if one.executable]
+    assert [one.path for one in after.entries if one.executable] == [b"a/file", b"empty"]
+    assert after.digest != before.digest and after.layout_digest() != before.layout_digest()
+
+
 def test_a_walk_that_a_mistake_ends_in_one_thread_ends_in_all(tree, monkeypatch):
     failed = threading.Event()
 

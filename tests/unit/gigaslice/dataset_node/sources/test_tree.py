@@ -56,7 +56,8 @@ def expected(where, prefix=b"", newest=_NEVER):
             others.append((one.name, found.st_mode))
             continue
         path = prefix + one.name
-        files.append(Entry(path, EntryKind.FILE, found.st_size, f"{found.st_size}:{found.st_mtime_ns}"))
+        version, runs = f"{found.st_size}:{found.st_mtime_ns}", bool(found.st_mode & stat.S_IXUSR)
+        files.append(Entry(path, EntryKind.FILE, found.st_size, version, executable=runs))
         if found.st_mtime_ns > newest:
             new.append(path)
     return sorted(files), sorted(others), sorted(new)
@@ -75,6 +76,7 @@ def fill(where, seed):
             os.truncate(path, dice.choice([0, 1, 9, 10, 4096, 1 << 33, dice.randrange(1 << 40)]))
             times = [0, 1, -1, 999_999_999, -1_000_000_001, 10**18, dice.randrange(2 * 10**18)]
             os.utime(path, ns=(0, dice.choice([*times, 12 * 10**18])))
+            path.chmod(dice.choice([0o644, 0o755, 0o600, 0o711, 0o677, 0o6100, 0o6600]))
         elif kind < 0.9:
             path.mkdir()
         elif kind < 0.95:
@@ -90,7 +92,10 @@ def test_a_directory_is_what_it_is_from_python(tmp_path, seed):
     found = looked_up(tmp_path / "d", b"some/where/", newest)
     assert tuple(map(sorted, found)) == expected(tmp_path / "d", b"some/where/", newest)
     assert all(
-        type(one) is Entry and one.kind is EntryKind.FILE and type(one.target) is bytes for one in found[0]
+        type(one) is Entry
+        and one.kind is EntryKind.FILE
+        and (type(one.target), type(one.executable)) == (bytes, bool)
+        for one in found[0]
     )
 
 
