@@ -155,7 +155,7 @@ def test_wrong_credentials_are_said_and_not_shown(tmp_path):
         wrong = {"access_key": KEY, "secret_key": "wrong-" + SECRET}
         with pytest.raises(SourceError, match="check the credentials") as failure:
             with_source("s3://bucket", wrong, listing_of, endpoint=endpoint)
-        with pytest.raises(SourceError, match=r"check the credentials|status 400"):
+        with pytest.raises(SourceError, match="refuses the listing to requests without credentials"):
             with_source("s3://bucket", {}, listing_of, endpoint=endpoint)
     for secret in (KEY, SECRET):
         assert secret not in str(failure.value) + repr(failure.value.__dict__)
