@@ -31,6 +31,7 @@ from gigaslice import units
 from gigaslice.errors import GigasliceError, MissingError
 from gigaslice.kube.json_text import read_json
 from gigaslice.runtime.files import read_file
+from gigaslice.text import plain
 from vcuda.doctor import Finding, check_locks, check_managed
 
 __all__ = ["as_lines", "examine"]
@@ -67,7 +68,7 @@ def as_lines(findings: Iterator[Finding]) -> Iterator[tuple[Finding, str]]:
     """Each finding with its line for people."""
     for finding in findings:
         remedy = f"; {finding.remedy}" if finding.remedy else ""
-        yield finding, f"{finding.level:<5} {finding.subject:<16} {finding.text}{remedy}"
+        yield finding, f"{finding.level:<5} {finding.subject:<16} {plain(finding.text)}{remedy}"
 
 
 def _check_gpus(config: Config, scan: Callable[[Config], Inventory]) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from agent.control import client
 from agent.control.pb import control_v1_pb2 as api
 from gigaslice import units
 from gigaslice.errors import ConfigError
+from gigaslice.text import plain
 
 __all__ = ["ask", "describe"]
 
@@ -50,7 +51,7 @@ def describe(answer: api.ResizeResponse) -> str:
     lines = []
     for limit in answer.limits:
         sizes = [units.format_bytes(size) for size in (limit.memory_before, limit.memory_after)]
-        text = f"{answer.container} {limit.gpu}: "
+        text = f"{plain(answer.container)} {plain(limit.gpu)}: "
         text += " -> ".join(sizes) if sizes[0] != sizes[1] else sizes[0]
         if limit.cores_before != limit.cores_after:
             text += f", cores {limit.cores_before}% -> {limit.cores_after}%"

@@ -6,6 +6,7 @@ Changes nothing and takes no lock. Which processes live is asked of the kernel, 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gigaslice.allocation.table import Allocation, Hold
 from gigaslice.errors import StateError
 from gigaslice.runtime import table
 from gigaslice.runtime.table import Column
+from gigaslice.text import plain
 
 __all__ = ["StatusRow", "as_json", "as_table", "collect", "gpus", "gpus_table"]
 
@@ -75,7 +77,7 @@ def gpus_table(gpus: tuple[GpuRecord, ...]) -> str:
     for gpu in gpus:
         state = "healthy" if gpu.healthy else "cordoned" if gpu.cordoned else "unhealthy"
         rows.append((str(gpu.index), gpu.uuid, str(gpu.slices), state, gpu.detail or "-"))
-    return table.as_table([Column(one) for one in ("GPU", "UUID", "SLICES", "STATE", "WHY")], rows)
+    return _table(("GPU", "UUID", "SLICES", "STATE", "WHY"), rows)
 
 
 def as_table(rows: tuple[StatusRow, ...]) -> str:
@@ -83,7 +85,12 @@ def as_table(rows: tuple[StatusRow, ...]) -> str:
     if not rows:
         return "no container holds a GPU slice"
     head = ("CONTAINER", "STATE", "GPU", "LIMIT", "USED", "PEAK", "PIDS")
-    return table.as_table([Column(one) for one in head], [_cells(row) for row in rows])
+    return _table(head, [_cells(row) for row in rows])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Names of pods come from an API server, and those of GPUs from a driver: they act on no terminal."""
+    return table.as_table([Column(one) for one in head], [[plain(cell) for cell in row] for row in rows])
 
 
 def _cells(row: StatusRow) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from prometheus_client.core import (
 )
 
 from agent.telemetry.counters import Histogram
+from gigaslice.text import plain
 
 __all__ = ["METRICS", "Exposition", "Row", "Values"]
 
@@ -135,6 +136,7 @@ class Values:
         """Adds VALUE to the metric NAME. Raises KeyError or ValueError for a name or labels that the table lacks."""
         if len(labels) != len(_ROWS[name].labels):
             raise ValueError(f"{name} has the labels {_ROWS[name].labels}, not {labels}")
+        labels = tuple(map(plain, labels))  # a bare CR in a name of others ends a line for some readers
         series = self.found.setdefault(name, {})
         before = series.get(labels)
         same = isinstance(before, int | float) and isinstance(value, int | float)

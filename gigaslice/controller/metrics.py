@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gigaslice.text import plain
+
 __all__ = ["METRICS", "ControllerCounters", "Readings", "exposition"]
 
 METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
@@ -58,6 +60,7 @@ class Readings:
         """Adds VALUE to a metric. Raises KeyError or ValueError for a name or labels that the table lacks."""
         if len(labels) != len(METRICS[name][1]):
             raise ValueError(f"{name} has the labels {METRICS[name][1]}, not {labels}")
+        labels = tuple(map(plain, labels))  # a bare CR in a name of others ends a line for some readers
         series = self.found.setdefault(name, {})
         series[labels] = series.get(labels, 0.0) + value
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from vcuda import errors, manual
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; ARGV without the program's name. Returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     own, command = run.split_command(words)
-    parsed = _parser().parse_args(own)
+    parsed = _parsed(own)
     parsed.tail = command
     try:
         code: int = parsed.action(parsed)
@@ -59,6 +60,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The command line; ends the process with one line for a mistake, and with what is nearest to it."""
+    parser = _parser()
+    commands = next(one.choices for one in parser._actions if isinstance(one.choices, dict))
+    if words and not words[0].startswith("-") and words[0] not in commands:
+        parser.error(f"there is no command {words[0]!r}{_nearest(words[0], commands)}")
+    parsed, unknown = parser.parse_known_args(words)
+    if unknown:
+        flags = [flag for one in commands[parsed.subcommand]._actions for flag in one.option_strings]
+        hint = _nearest(unknown[0].partition("=")[0], flags)
+        commands[parsed.subcommand].error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return parsed
+
+
+def _nearest(word: str, among: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, [*among], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -44,7 +44,12 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     ("arguments", "code", "says"),
     [
         ("", 2, "required"),
-        ("frobnicate", 2, "invalid choice"),
+        ("frobnicate", 2, "there is no command 'frobnicate'; see"),
+        ("rum", 2, "did you mean run?"),
+        ("doctr --x", 2, "did you mean doctor?"),
+        ("run --memroy 8GiB true", 2, "did you mean --memory?"),
+        ("ps --jsn", 2, "did you mean --json?"),
+        ("ps --wach=3", 2, "did you mean --watch?"),
         ("--frobnicate", 2, "required"),
         ("ps --frobnicate", 2, "unrecognized arguments: --frobnicate"),
         ("ps extra", 2, "unrecognized arguments: extra"),

@@ -16,6 +16,7 @@ from gigaslice.model import Gpu, Topology
 from tests.fakes.kubeapi import NODE, ApiServer, Fault
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.nodes import GIB, uuid
+from vcuda.doctor import Finding
 
 
 def inventory(**more):
@@ -100,6 +101,11 @@ def test_no_driver_and_an_unhealthy_gpu(settings, tmp_path):
 def test_a_state_directory_that_cannot_be_written(settings, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     assert findings(settings())["state"].level == "fail"
+
+
+def test_what_a_lying_api_server_says_acts_on_no_terminal():
+    ((_, line),) = doctor.as_lines(iter([Finding("fail", "API server", "a\u202eb\x00\rc\x1b[31m", "remedy")]))
+    assert line.isprintable()
 
 
 def test_where_ledgers_would_lie(settings, tmp_path, monkeypatch):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent import cli
+from agent.commands import resize
+from agent.control.pb import control_v1_pb2 as api
 from agent.control.server import ControlServer
 from tests.unit.agent.limits.test_manager import GIB, Node, uuid
 
@@ -115,3 +117,10 @@ def test_a_socket_left_behind_is_replaced(node, run):
     code, _, err = run("a", "--memory", "1GiB")
     assert (code, len(err)) == (3, 1)
     assert "no agent answers" in err[0]
+
+
+def test_names_of_others_act_on_no_terminal():
+    limit = api.Limit(gpu="GPU-1\x1b[31m", memory_before=GIB, memory_after=GIB, used=0)
+    line = resize.describe(api.ResizeResponse(container="a\u202eb\x00\rc", limits=[limit]))
+    assert line.isprintable()
+    assert line.endswith(": 1 GiB")

@@ -4,6 +4,7 @@ import pytest
 
 from agent.cli import main
 from agent.commands import status
+from agent.health.health_files import GpuRecord, Report, write_report
 from agent.persistence.store import Store
 from gigaslice.allocation.table import ContainerRef
 from tests.fakes.nodes import GIB, allocation, uuid
@@ -43,6 +44,27 @@ def test_a_table_for_people(state_dir, capsys):
     assert "default/train/main" in lines[0]
     assert "8 GiB" in lines[0]
     assert "allocation 00000000" in lines[2]
+
+
+HOSTILE = "a\u202eb\x00c\x1b[31md\re\nf\ud800"
+
+
+def test_names_of_a_lying_api_server_act_on_no_terminal(tmp_path, capsys):
+    library = tmp_path / "libvcuda.so"
+    library.write_bytes(b"\x7fELF library")
+    store = Store(tmp_path / "state", library)
+    store.open()
+    one = allocation(1, (0, range(8)), container=ContainerRef(HOSTILE, HOSTILE, HOSTILE))
+    store.commit(store.table.with_allocation(one), (one,))
+    store.close()
+    write_report(
+        tmp_path / "state", Report("boot", (GpuRecord(HOSTILE, 0, HOSTILE, 1, False, False, HOSTILE),), {})
+    )
+    capsys.readouterr()  # the log of the store
+    assert main(["status", "--state-dir", str(tmp_path / "state")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert all(line.isprintable() for line in lines)
 
 
 def test_json_for_programs(state_dir, capsys):

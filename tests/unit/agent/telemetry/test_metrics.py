@@ -43,6 +43,17 @@ def test_equal_labels_add_up_instead_of_spoiling_everything():
     assert sample.value == 7
 
 
+def test_labels_of_others_are_one_line_for_every_reader():
+    """prometheus_client escapes LF alone; str.splitlines, and readers like it, end a line at CR and others too."""
+    values = Values()
+    for end in ("\r", "\n", "\x85", "\u2028", "\x00", "\u202e"):
+        values.add("gigaslice_container_oom_errors_total", 3, "default", f"a{end}b", "main")
+    text = Exposition("node-a", lambda: values).prepare()().decode()
+    assert text.split("\n") == [*text.splitlines(), ""]
+    assert all(line.isprintable() for line in text.splitlines())
+    assert {sample.value for sample in read(values)["gigaslice_container_oom_errors"]} == {3, 12}
+
+
 def test_what_the_table_does_not_have_is_refused():
     with pytest.raises(KeyError):
         Values().add("gigaslice_surprise", 1)
