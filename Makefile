@@ -81,7 +81,7 @@ test-gpu:  ## this machine's GPU: GROUP=A|B|C|D, CASE=, BUDGET=seconds, OUT=fold
 	@PYTHON="$(PYTHON)" tests/gpu/run $(if $(GROUP),--group $(GROUP)) $(addprefix --case ,$(CASE)) \
 	  $(if $(BUDGET),--budget $(BUDGET)) $(if $(OUT),--out "$(OUT)")
 
-test-cluster: all  ## against real etcd, kube-apiserver and kube-scheduler, which K8S_BIN or PATH must have; else skipped
+test-cluster: all fakedriver  ## against real etcd, kube-apiserver and kube-scheduler, which K8S_BIN or PATH must have; else skipped
 	$(PY) -m pytest -n 0 -rs tests/cluster
 
 test-kills: all  ## a node agent killed some hundred times under load, and handed over; KILLS=500, about twenty minutes

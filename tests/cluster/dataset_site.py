@@ -8,6 +8,7 @@ what a reboot does to the kubelet, the runtime and their mounts. Nothing else ma
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -25,6 +26,7 @@ import pytest
 import yaml
 
 from gigaslice.dataset_node.mounts.linux import LinuxMounts
+from tests.fakedriver.env import driver_env
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("K8S_BIN", "K8S_NODE_KUBECONFIG", "K8S_NODE", "K8S_NODE_IMAGE")
@@ -69,12 +71,18 @@ class DatasetSite:
     # --- the service and the agent ------------------------------------------------------------------------------
 
     def __enter__(self) -> DatasetSite:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._end)
+            self._set_up()
+            undo.pop_all()
+        return self
+
+    def _set_up(self) -> None:
         self._install("deploy/dataset.yaml", "gigaslice-dataset", "kubeconfig")
         definitions = sorted((ROOT / "deploy/helm/gigaslice/files/crds-datasets").glob("*.yaml"))
         for one in definitions:
             self.kubectl("apply", "-f", str(one))
         self.start()
-        return self
 
     def _install(self, manifest: str, account: str, name: str) -> None:
         """Applies everything of MANIFEST but DaemonSets; writes a kubeconfig of its service account."""
@@ -102,12 +110,8 @@ class DatasetSite:
 
     def start_agent(self) -> None:
         """Starts the GPU agent on a simulated driver, and waits until both it and the kubelet are ready."""
+        driver = driver_env("two-24g", self.root / "machine.state")  # says so where it is not built
         self._install("daemonset.yaml", "gigaslice", "agent.kubeconfig")
-        driver = {
-            "LD_LIBRARY_PATH": str(ROOT / "build/fakedriver"),
-            "FAKEDRIVER_MACHINE": str(ROOT / "tests/fakedriver/machines/two-24g.txt"),
-            "FAKEDRIVER_STATE": str(self.root / "machine.state"),
-        }
         command = [
             sys.executable, "-m", "agent", "node", f"--state-dir={self.root}/agent", f"--node-name={self.node}",
             f"--kubeconfig={self.root}/agent.kubeconfig", "--metrics-address=off", "--poll-interval=2s",
@@ -115,9 +119,7 @@ class DatasetSite:
         ]  # fmt: skip
         before = self.logged("agent connected")
         with (self.root / "agent.log").open("ab") as log:
-            self.agent = subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **driver}
-            )
+            self.agent = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=driver)
         self.until(lambda: self.logged("agent connected") > before, "the agent is connected")
         path = "{.status.allocatable." + GPU.replace(".", "\\.") + "}"
         self.until(
@@ -155,13 +157,17 @@ class DatasetSite:
                 self.kubectl("delete", "pod", pod, "--ignore-not-found", "--wait=true", check=False)
             self.until(lambda: not self.mounted(), "nothing is mounted for pods")
         finally:
-            for process in (self.agent, self.process):
-                if process is not None and process.poll() is None:
-                    process.terminate()
-                    process.wait(30)
-            self._unmount_all()
-            shutil.rmtree(self.root, ignore_errors=True)
-            shutil.rmtree(self.run_dir, ignore_errors=True)
+            self._end()
+
+    def _end(self) -> None:
+        """Ends what was started, and removes what was made."""
+        for process in (self.agent, self.process):
+            if process is not None and process.poll() is None:
+                process.terminate()
+                process.wait(30)
+        self._unmount_all()
+        shutil.rmtree(self.root, ignore_errors=True)
+        shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def _unmount_all(self) -> None:
         mounts = LinuxMounts()
@@ -180,6 +186,8 @@ class DatasetSite:
         """Waits for CONDITION."""
         end = time.monotonic() + seconds
         while not condition():
+            ended = self.agent is not None and self.agent.poll() is not None
+            assert not ended, f"the agent has ended: {what}\n{(self.root / 'agent.log').read_text()[-3000:]}"
             assert time.monotonic() < end, f"not in time: {what}\n{(self.root / 'log').read_text()[-3000:]}"
             time.sleep(0.1)
 

@@ -35,7 +35,7 @@ from tests.cluster import roles
 from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, free_port, until
 from tests.cluster.pairs import Pair
 from tests.cluster.proxy import Proxy
-from tests.unit.manifests.test_chart import ROOT
+from tests.fakedriver.env import driver_env
 
 LONG = 180.0
 CLASSES = "/apis/gigaslice.io/v1alpha1/resourceclasses"
@@ -112,6 +112,16 @@ class Site:
         """Between the agent and the API server."""
 
     def __enter__(self) -> Site:
+        machine = self.plane.folder / "machine.txt"
+        machine.write_text(MACHINE)
+        driver = driver_env(machine, self.plane.folder / "machine.state")  # says so where it is not built
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._end)
+            self._set_up(driver)
+            undo.pop_all()
+        return self
+
+    def _set_up(self, driver: Mapping[str, str]) -> None:
         self.proxy.__enter__()
         self.plane.documents = roles.install(
             self.plane, "admission.mode=policy", without=("Deployment", "DaemonSet", "Service")
@@ -121,13 +131,6 @@ class Site:
             kind = {"metadata": {"name": name}, "value": value}
             with contextlib.suppress(Refused):
                 self.api.post("/apis/scheduling.k8s.io/v1/priorityclasses", kind)
-        machine = self.plane.folder / "machine.txt"
-        machine.write_text(MACHINE)
-        driver = {
-            "LD_LIBRARY_PATH": str(ROOT / "build" / "fakedriver"),
-            "FAKEDRIVER_MACHINE": str(machine),
-            "FAKEDRIVER_STATE": str(self.plane.folder / "machine.state"),
-        }
         self._start(
             "node", "--whole-gpus=gigaslice.io/gpu", f"--state-dir={self.plane.folder / 'agent'}",
             f"--kubeconfig={roles.kubeconfig(self.plane, roles.AGENT, self.node, self.proxy.port)}",
@@ -140,13 +143,26 @@ class Site:
             f"--metrics-address=127.0.0.1:{free_port()}",
         )  # fmt: skip
         self._pair.start()
-        until(lambda: {H100, T4} <= {f"gpuclass.gigaslice.io/{name}" for name in self.classes()}, LONG)
-        until(lambda: self.allocatable() == (192, 4), LONG)
+        until(
+            lambda: {H100, T4} <= {f"gpuclass.gigaslice.io/{name}" for name in self._living().classes()}, LONG
+        )
+        until(lambda: self._living().allocatable() == (192, 4), LONG)
         time.sleep(2)  # policies act about a second after they are installed
-        return self
 
     def __exit__(self, *_: object) -> None:
-        self.clear()
+        try:
+            self.clear()
+        finally:
+            self._end()
+
+    def _living(self) -> Site:
+        """Itself. AssertionError with the log of a role that has ended by itself."""
+        for one in self._running:
+            role = str(one.args[3])  # type: ignore[index]
+            assert one.poll() is None, (self.plane.folder / f"{role}.log").read_text()[-3000:]
+        return self
+
+    def _end(self) -> None:
         self._pair.stop()
         for one in self._running:
             one.send_signal(signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -140,14 +141,15 @@ def started(roles_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory)
         admin.post("/apis/scheduling.k8s.io/v1/priorityclasses", kind)
     configuration = roles.scheduler_configuration(roles_plane.documents, roles_plane, found.port)
     (folder / "scheduler.yaml").write_text(configuration)
-    found.start_service()
-    scheduler = roles_plane.start(
-        "kube-scheduler", f"--config={folder / 'scheduler.yaml'}", f"--secure-port={free_port()}",
-        "--bind-address=127.0.0.1", f"--cert-dir={folder}",
-    )  # fmt: skip
-    yield found
-    scheduler.terminate()
-    found.stop_service()
+    with contextlib.ExitStack() as ends:
+        ends.callback(found.stop_service)
+        found.start_service()
+        scheduler = roles_plane.start(
+            "kube-scheduler", f"--config={folder / 'scheduler.yaml'}", f"--secure-port={free_port()}",
+            "--bind-address=127.0.0.1", f"--cert-dir={folder}",
+        )  # fmt: skip
+        ends.callback(scheduler.terminate)
+        yield found
 
 
 @pytest.fixture

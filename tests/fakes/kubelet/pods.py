@@ -87,12 +87,29 @@ class Container:
         self.launch: Launch | None = None  # what the latest run was started with
         self.restarts = 0
         self.waiting = "ContainerCreating"  # reason while it does not run; "" when it runs or has ended
+        self.problem = ""  # of the latest attempt to start it, in the words of who refused
         self.exit_code: int | None = None  # of the last run; 128 + signal
         self.runs = 0
 
     @property
     def running(self) -> bool:
         return self.process is not None and self.process.returncode is None
+
+    @property
+    def started(self) -> Launch:
+        """What the latest run was started with. AssertionError with the container's state when there was none."""
+        assert self.launch is not None, f"container {self.name} has not started: {self.state}"
+        return self.launch
+
+    @property
+    def state(self) -> str:
+        """Why it does not run, or how it ended, in one line for whoever reads a failed test."""
+        words = [
+            self.waiting or ("running" if self.running else f"ended with {self.exit_code}"),
+            self.problem,
+        ]
+        words += [f"{self.restarts} restarts", f"stderr {self.read('stderr')[-500:]!r}"]
+        return ", ".join(word for word in words if word)
 
     def read(self, stream: str = "stdout") -> str:
         """What the latest run has written so far to "stdout" or "stderr"."""
@@ -171,8 +188,8 @@ class Pod:
             while not condition(self):
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    waiting = [c.waiting for c in self.all_containers]
-                    raise TimeoutError(f"{self!r} {self.message} after {timeout_s} s; containers {waiting}")
+                    states = [f"{c.name}: {c.state}" for c in self.all_containers]
+                    raise TimeoutError(f"{self!r} {self.message} after {timeout_s} s; containers {states}")
                 self.changed.wait(min(left, 0.05))
         return self
 

@@ -143,12 +143,12 @@ class Worker(threading.Thread):
         container.launch = launch
         container.runs += 1
         container.exit_code = None
-        container.waiting = ""
+        container.waiting = container.problem = ""
         self.refused.discard(container.name)
         self.pod.event("Normal", "Started", f"Started container {container.name}")
 
     def _not_started(self, container: Container, waiting: str, text: str) -> None:
-        container.waiting = waiting
+        container.waiting, container.problem = waiting, text
         first, later = self.pace.start_retries_s
         self.retry_at[container.name] = time.monotonic() + (
             later if container.name in self.refused else first

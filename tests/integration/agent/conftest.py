@@ -336,7 +336,7 @@ def pod(name, *counts, **more):
 def allocation_dir(container) -> Path:
     """The host's directory behind a container's mounts."""
     (source,) = (
-        mount.source for mount in container.launch.mounts if mount.target == contract.CONTAINER_LIMITS
+        mount.source for mount in container.started.mounts if mount.target == contract.CONTAINER_LIMITS
     )
     return Path(source).parent
 
@@ -347,4 +347,4 @@ def gpu_limits(container):
 
 
 def gpu_of(container) -> str:
-    return container.launch.env["NVIDIA_VISIBLE_DEVICES"]
+    return container.started.env["NVIDIA_VISIBLE_DEVICES"]

@@ -39,7 +39,7 @@ def test_a_pod_gets_what_it_asked_for(node, agent):
     running = node.run_pod(pod("a", 8))
     container = running.container("c0")
     assert limits_of(container) == {gpu_of(container): 8 * GIB}
-    by_target = {mount.target: mount for mount in container.launch.mounts}
+    by_target = {mount.target: mount for mount in container.started.mounts}
     assert {target: mount.read_only for target, mount in by_target.items()} == {
         "/etc/ld.so.preload": True,
         "/usr/local/lib/vcuda": True,
@@ -130,7 +130,7 @@ def test_an_init_container_of_a_waiting_pod_keeps_its_directory(node, agent):
     )
     running = node.create_pod(spec)
     wait_until(lambda: running.container("i0").running, "the init container")
-    sources = [mount.source for mount in running.container("i0").launch.mounts]
+    sources = [mount.source for mount in running.container("i0").started.mounts]
     wait_until(lambda: running.container("a").running, "the container")
     assert all(Path(source).exists() for source in sources)
 

@@ -56,7 +56,7 @@ def both(kubelet, agent):
 def test_a_whole_gpu_has_no_slices_left_and_gives_them_back(both, agent):
     running = both.run_pod(gpus("whole", 1))
     container = running.container("c0")
-    assert (running.phase, container.launch.mounts) == ("Running", ())
+    assert (running.phase, container.started.mounts) == ("Running", ())
     assert both.device_ids(running, WHOLE) == {gpu_of(container)}
     wait_both(both, 24, 2)
     sliced = both.run_pod(pod("sliced", 24))
@@ -175,7 +175,7 @@ def test_rdma_adapters_come_with_their_device_nodes(kubelet, agent, directory):
     running = kubelet.run_pod(PodSpec("p", (ContainerSpec("c0", {RDMA: 2}),)))
     assert running.phase == "Running"
     assert nodes_of(kubelet, running) == ["/dev/null", "/dev/full", "/dev/zero"]
-    assert running.container("c0").launch.env["GIGASLICE_RDMA_DEVICES"] == "mlx5_0,mlx5_1"
+    assert running.container("c0").started.env["GIGASLICE_RDMA_DEVICES"] == "mlx5_0,mlx5_1"
     write(directory / "sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
     kubelet.wait_allocatable(RDMA, 2, PATIENCE)
 

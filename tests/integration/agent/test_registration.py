@@ -109,7 +109,7 @@ def test_asked_to_end_it_leaves_nothing_but_what_containers_need(node, agent, nu
     assert not agent.socket.exists()
     assert [path.name for path in agent.socket.parent.iterdir() if path.is_socket()] == ["kubelet.sock"]
     assert running.container("c0").running
-    for mount in running.container("c0").launch.mounts:
+    for mount in running.container("c0").started.mounts:
         assert Path(mount.source).exists()
     assert agent.events("stopped")
     agent.start()

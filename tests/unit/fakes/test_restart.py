@@ -227,8 +227,13 @@ def test_a_missing_device_node_is_a_container_error_that_is_retried(ready, tmp_p
     pod = kubelet.run_pod(PodSpec("p", (asking(1),)))
     assert pod.container().waiting == "CreateContainerError"
     assert pod.events[-1].message == f"Error: lstat {path}: no such file or directory"
+    with pytest.raises(AssertionError, match=f"CreateContainerError, lstat {path}: no such file"):
+        _ = pod.container().started  # what a test would have asked for its mounts
+    with pytest.raises(TimeoutError, match=f"main: CreateContainerError, lstat {path}"):
+        pod.wait("Running", 0.01)
     path.touch()
     pod.wait("Running")
+    assert pod.container().started.mounts == ()
 
 
 # --- use of the stand-in itself ----------------------------------------------------------------------------------
