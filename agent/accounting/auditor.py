@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from agent.accounting.attribution import (
@@ -22,6 +23,7 @@ from agent.accounting.attribution import (
     with_found_pids,
 )
 from agent.accounting.overuse import Histories, Offence, OffenceKind, OverusePolicy, due, track
+from agent.accounting.presence import own_pod
 from agent.accounting.processes import PROC, ProcessInfo, read_process
 from agent.apiserver import Cluster
 from agent.ledgers.usage import Reading
@@ -70,9 +72,14 @@ class Auditor:
     def read_processes(
         self, measured: Mapping[str, Mapping[int, int]], claimed: Collection[int] = ()
     ) -> tuple[ProcessInfo, ...]:
-        """Reads every process that was MEASURED or is CLAIMED by a ledger. Reads files; for the measuring thread."""
+        """Reads every process that was MEASURED or is CLAIMED by a ledger. Reads files; for the measuring thread.
+
+        A process in the agent's own pod is in a node that is a pod itself, and in which of its containers is not known.
+        """
+        own = own_pod(self._proc)
         pids = {pid for by_pid in measured.values() for pid in by_pid if pid > 0} | {*claimed}
-        return tuple(seen for pid in sorted(pids) if (seen := read_process(pid, self._proc)))
+        found = [seen for pid in sorted(pids) if (seen := read_process(pid, self._proc))]
+        return tuple(replace(one, place=None) if one.place and one.place.uid == own else one for one in found)
 
     def with_found_pids(
         self, readings: Mapping[str, Reading], processes: tuple[ProcessInfo, ...], claimed: Collection[int]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent.accounting.processes import PROC, read_process
 
-__all__ = ["Presence", "find_mounted"]
+__all__ = ["Presence", "find_mounted", "own_pod"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Presence:
 
 def find_mounted(allocation_ids: Collection[str], root: Path = PROC) -> Presence:
     """Searches all processes below ROOT for these allocations. Blocks."""
-    own = _own_pod(root)
+    own = own_pod(root)
     found: set[str] = set()
     others = False
     try:
@@ -48,7 +48,7 @@ def find_mounted(allocation_ids: Collection[str], root: Path = PROC) -> Presence
     return Presence(frozenset(found), others)
 
 
-def _own_pod(root: Path = PROC) -> str:
+def own_pod(root: Path = PROC) -> str:
     """The UID of this process's own pod, empty outside of one."""
     try:
         seen = read_process(int((root / "self").readlink().name), root)

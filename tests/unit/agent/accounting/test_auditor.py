@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from agent.accounting.auditor import Auditor
+from agent.accounting.cgroups import Place
 from agent.accounting.overuse import OverusePolicy
 from agent.apiserver import Eviction
 from agent.ledgers.usage import Reading
@@ -262,3 +263,15 @@ def test_one_that_was_attached_or_cannot_be_read_is_not(world, reading):
     world.now += 10000
     world.rounds(3, 0)
     assert world.cluster.events == []
+
+
+@pytest.mark.parametrize(("own", "place"), [(UID, None), ("f" * 32, Place(UID, ID))])
+def test_a_process_of_the_agents_own_pod_is_in_no_pod_that_is_known(tmp_path, own, place):
+    """The node is a pod itself, as where these tests run in one: its containers are in the agent's own pod."""
+    world = World(tmp_path)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "comm").write_text("agent\n")
+    (tmp_path / "1" / "cgroup").write_text(f"0::/kubepods/pod{own}/{ID}\n")
+    (tmp_path / "self").symlink_to("1")
+    (seen,) = world.auditor.read_processes({uuid(0): {10: GIB}})
+    assert seen.place == place
