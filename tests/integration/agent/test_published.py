@@ -53,4 +53,6 @@ def test_without_the_right_the_agent_serves_its_pods_and_says_it_once(begin, api
     kubelet.delete_pod(one)
     assert kubelet.run_pod(pod("b", 8)).phase == "Running"
     assert len(agent.events(name)) == 1
-    assert len(api.sent("PATCH", "/nodes/")) == 1
+    trial, refused = api.sent("PATCH", "/nodes/")
+    assert list(trial["metadata"]["annotations"]) == ["trial.gigaslice.invalid/is-refused"]
+    assert list(refused["metadata"]["annotations"]) == ["gigaslice.io/inventory"]

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from obstore.exceptions import PermissionDeniedError
 
 from agent import cli
 from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError, SourceError
@@ -181,7 +182,7 @@ def test_what_was_replaced_and_cannot_be_removed_is_said(moto, scratch, prefix, 
     put(moto, "other", {"set/a": os.urandom(6)})
 
     def refuse(*_):
-        raise object_place.exceptions.PermissionDeniedError("status code: 403 <Code>AccessDenied</Code>")
+        raise PermissionDeniedError("status code: 403 <Code>AccessDenied</Code>")
 
     monkeypatch.setattr(object_place.obstore, "delete", refuse)
     notes: list[str] = []

@@ -29,6 +29,7 @@ from gigaslice.controller import cluster_feed, dataset_statuses
 from gigaslice.controller.class_objects import ClassFigures, plan_class_status, quota_classes
 from gigaslice.controller.object_plan import stored
 from gigaslice.controller.object_table import ObjectTable
+from gigaslice.dataset.endpoint import ServerAddress, ServerUrl
 from gigaslice.dataset.listing import Limits, Listing
 from gigaslice.dataset.objects import may_be_named, parse_dataset, parse_dataset_node
 from gigaslice.dataset.pack_manifest import PackManifest
@@ -328,6 +329,15 @@ DECODERS: tuple[Decoder, ...] = (
         text for one in (*seeds.VOLUMES, *(one["spec"] for one in seeds.DATASETS)) for key, text in one.items()
         if key.startswith("source")
     ), (InputError,), ("gigaslice.dataset.source_spec:SourceSpec.parse",)),
+    Decoder("servers", (*CLUSTER, DATASET, CLI), _plain(ServerAddress.parse), lambda: (
+        "minio", "minio.example.com:9000", "10.0.0.5:80", "[fd00::5]:9000",
+    ), (ValueError,), ("gigaslice.dataset.endpoint:ServerAddress.parse",), 0.5),
+    Decoder("hosts", (*CLUSTER, DATASET, CLI), _plain(ServerAddress.parse_host), lambda: (
+        "minio.example.com", "10.0.0.5", "fd00::5", "[fd00::5]",
+    ), (ValueError,), ("gigaslice.dataset.endpoint:ServerAddress.parse_host",), 0.5),
+    Decoder("endpoints", (*CLUSTER, DATASET, CLI), _plain(ServerUrl.parse), lambda: (
+        "http://minio:9000", "https://storage.example.com/base/path", "http://[fd00::5]:9000/",
+    ), (ValueError,), ("gigaslice.dataset.endpoint:ServerUrl.parse",), 0.5),
     Decoder("sizes", (AGENT, *CLUSTER, CLI), _plain(lambda text: (amount_of(text), parse_bytes(text))), lambda: (
         "8GiB", "11441MiB", "1.5e3", "80Gi",
     ), (SizeError,), ("gigaslice.units:parse_bytes", "gigaslice.units:_parsed"), 0.5),
