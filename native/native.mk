@@ -102,8 +102,8 @@ native-test: $(BUILD)/native/release/run_tests native-clients  ## the unit tests
 
 # Without the tests that fork or single-step thousands of processes: a sanitizer makes each of those a hundred times
 # dearer and finds nothing in the thousandth that it had not found in the first. Leaks are not looked for in forked
-# children that _Exit. Nor without the one that takes away all memory, of which the sanitizer needs some itself.
-FORK_HEAVY := stream_state_without_memory_for_more|kill_.*|step_(killed|who_empties|who_fills)_.*|ledger_full_table|ledger_slots_are_reused|publish_is_atomic|race_last_piece_has_one_winner
+# children that _Exit. Nor with those that take away all memory, of which the sanitizer needs some itself.
+FORK_HEAVY := stream_state_without_memory_for_more|table_without_memory_takes_back|kill_.*|step_(killed|who_empties|who_fills)_.*|ledger_full_table|ledger_slots_are_reused|publish_is_atomic|race_last_piece_has_one_winner
 # What has threads; everything else has nothing for the thread sanitizer to see.
 THREADED := race_threads_never_over|split_race_threads_never_over|allowance_race_never_over|race_lost_locks_never_over|table_.*|stream_state_(race|every|of)_.*|ledger_exact_to_the_byte|log_.*|lock_that_is_held.*
 
