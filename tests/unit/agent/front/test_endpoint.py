@@ -184,21 +184,31 @@ def test_a_socket_that_is_full_delays_the_newest_list_and_loses_none(place, watc
     until(front, lambda: watcher.lists()[-1] == b"39" * 100_000)
 
 
-def test_a_successor_sends_the_newest_list_when_there_is_room(place, watcher):
-    front, endpoint, _ = place
-    endpoint.show(b"b" * 60_000)
-    endpoint.show(b"c" * 60_000)
-    turns(front)
+@contextlib.contextmanager
+def handed_over(front, endpoint, without=()):
+    """A front that goes on where FRONT was, as one whose state lacks WITHOUT."""
     known, fds = _export(front)
+    for peer in known["endpoints"][0]["peers"]:
+        for name in without:
+            del peer[name]
     successor = Front()
     _adopt(successor, known, [os.dup(fd) for fd in fds])
-    watcher.give_room(200_000)
-    until(successor, lambda: watcher.lists()[-1] == b"c" * 60_000)
+    yield successor
     for peer in list(endpoint.peers):
         peer.leave()
     endpoint.peers.clear()
     endpoint.watchers.clear()
     successor.close()
+
+
+def test_a_successor_sends_the_newest_list_when_there_is_room(place, watcher):
+    front, endpoint, _ = place
+    endpoint.show(b"b" * 60_000)
+    endpoint.show(b"c" * 60_000)
+    turns(front)
+    with handed_over(front, endpoint) as successor:
+        watcher.give_room(200_000)
+        until(successor, lambda: watcher.lists()[-1] == b"c" * 60_000)
 
 
 def test_a_successor_of_an_older_version_s_front_sends_it_once_more(place, watcher):
@@ -207,18 +217,9 @@ def test_a_successor_of_an_older_version_s_front_sends_it_once_more(place, watch
     endpoint.show(b"b" * 60_000)
     turns(front)
     endpoint.devices = b"c" * 60_000  # came too late for the version that is replaced
-    known, fds = _export(front)
-    for each in known["endpoints"][0]["peers"]:
-        del each["behind"]
-    successor = Front()
-    _adopt(successor, known, [os.dup(fd) for fd in fds])
-    watcher.give_room(200_000)
-    until(successor, lambda: watcher.lists()[-1] == b"c" * 60_000)
-    for peer in list(endpoint.peers):
-        peer.leave()
-    endpoint.peers.clear()
-    endpoint.watchers.clear()
-    successor.close()
+    with handed_over(front, endpoint, without=["behind"]) as successor:
+        watcher.give_room(200_000)
+        until(successor, lambda: watcher.lists()[-1] == b"c" * 60_000)
 
 
 def test_pings_that_nobody_reads_the_answers_of_cost_little(place, watcher):
