@@ -49,6 +49,7 @@ class BoundedListener:
         self._transports: dict[int, OpenConnection] = {}
         self._waiting: dict[OpenConnection, asyncio.Future[None]] = {}
         self._handover: asyncio.TimerHandle | None = None
+        self._handing_over = False
         self._log = get_logger("http")
 
     async def start(self, host: str | None, port: int) -> list[tuple[str, int]]:
@@ -178,10 +179,18 @@ class BoundedListener:
 
     def _hand_over(self) -> None:
         """Gives places among the unasked to those that wait: free ones, and those that were had for long enough."""
+        if self._handing_over:
+            return  # it is what moves them: the loop below goes on
         if self._handover is not None:
             self._handover.cancel()
             self._handover = None
-        loop = asyncio.get_running_loop()
+        self._handing_over = True
+        try:
+            self._give_places(asyncio.get_running_loop())
+        finally:
+            self._handing_over = False
+
+    def _give_places(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._waiting:
             if self.table.full(ConnectionState.UNASKED):
                 victim = self.table.victim(ConnectionState.UNASKED)
@@ -196,8 +205,8 @@ class BoundedListener:
             chosen = self.table.next_of(self._waiting)
             turn = self._waiting.pop(chosen)
             if not turn.done():
-                self._move(chosen, ConnectionState.UNASKED)
                 turn.set_result(None)
+                self._move(chosen, ConnectionState.UNASKED)
 
     def _enter(self, connection: OpenConnection, state: ConnectionState) -> None:
         while self.table.full(state):

@@ -120,6 +120,31 @@ def test_a_flood_keeps_nobody_out(run, certified, said):
     assert left == [0, 0, 0] and held == 0
 
 
+def test_who_is_given_a_place_and_loses_it_at_once_stops_nobody(run):
+    """As on a machine that is slower than the time that a place is kept: all that wait pass through the places."""
+
+    async def story():
+        writers = []
+        async with site(bounds=ConnectionBounds(silent=200, unasked=2, grace=60.0)) as (listener, port):
+            for _ in range(30):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"P")
+                writers.append(writer)
+            while len(listener._waiting) < 28:
+                await asyncio.sleep(0.01)
+            listener.table.grace = lambda waiting: 0.0
+            listener._hand_over()
+            waiting = len(listener._waiting)
+            reply = await asked(port, peer="127.0.0.2")
+            for writer in writers:
+                writer.transport.abort()
+        return waiting, reply
+
+    waiting, reply = run(story())
+    assert waiting == 0
+    assert reply.endswith(b"ok")
+
+
 def test_honest_clients_that_come_at_once_wait_in_turn(run, certified):
     """More of them than have a place are not ended for each other."""
     server, client = certified
