@@ -10,14 +10,12 @@ from typing import Protocol
 
 from agent.apiserver.events import EventSender
 from agent.apiserver.own_node import NodeAnnotation, Publishing
+from agent.apiserver.pod_reader import PodReader
 from agent.apiserver.watch import PodWatch
 from agent.apiserver.wire import Api, ApiError, path_of
 from gigaslice.cluster.names import INVENTORY
-from gigaslice.kube.decode import Gone
 from gigaslice.model import Pod
-from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of
-from gigaslice.runtime.time_limit import within
 
 __all__ = ["Cluster", "Eviction", "KubeCluster", "NoCluster"]
 
@@ -49,6 +47,11 @@ class Cluster(Protocol):
         ...
 
     @property
+    def answering(self) -> bool:
+        """Whether the API server has given a sign of life since it last failed to answer `read`."""
+        ...
+
+    @property
     def pods(self) -> Mapping[tuple[str, str], Pod]:
         """By namespace and name."""
         ...
@@ -60,7 +63,8 @@ class Cluster(Protocol):
     async def read(self, timeout: float) -> Mapping[tuple[str, str], Pod] | None:
         """Returns the pods as the API server has them at this moment; None where it does not say so in TIMEOUT seconds.
 
-        For the one pod that the watch has not shown in time: it costs a request.
+        For the one pod that the watch has not shown in time: it costs a request. A server that is not answering is
+        asked again after a pause only, and hardly waited for.
         """
         ...
 
@@ -91,6 +95,7 @@ class NoCluster:
 
     expected = False
     synced = False
+    answering = False
     publishing = None
 
     @property
@@ -136,9 +141,9 @@ class KubeCluster:
     ) -> None:
         self._api = api
         self._watch = watch or PodWatch(api, node)
+        self._reader = PodReader(self._watch)
         self._events = events or EventSender(api, node)
         self._inventory = NodeAnnotation(api, node, INVENTORY)
-        self._log = get_logger("kube")
 
     @property
     def expected(self) -> bool:
@@ -151,6 +156,11 @@ class KubeCluster:
         return self._watch.synced
 
     @property
+    def answering(self) -> bool:
+        """Whether the API server has given a sign of life since it last failed to answer `read`."""
+        return self._reader.answering
+
+    @property
     def pods(self) -> Mapping[tuple[str, str], Pod]:
         """By namespace and name, as last seen."""
         return self._watch.pods
@@ -161,11 +171,7 @@ class KubeCluster:
 
     async def read(self, timeout: float) -> Mapping[tuple[str, str], Pod] | None:
         """Lists them anew; the watch and what it has shown stay as they are."""
-        try:
-            return await within(self._watch.read(), timeout)
-        except (ApiError, ValueError, Gone, asyncio.TimeoutError) as error:
-            self._log.info("pods not read", detail=str(error) or f"no answer in {timeout:.1f} s")
-            return None
+        return await self._reader.read(timeout)
 
     def event(self, pod: Pod, kind: str, reason: str, text: str, container: str = "") -> None:
         """Hands an event over to be sent."""

@@ -57,6 +57,7 @@ class PodWatch:
     ) -> None:
         self.synced = False
         self.refused = False
+        self.heard_at = -math.inf  # when the watch last brought anything, by the monotonic clock
         self._api = api
         self._query = {"fieldSelector": f"spec.nodeName={node}"}
         self._watch_seconds = watch_seconds
@@ -147,6 +148,7 @@ class PodWatch:
             self._begun = time.monotonic()
             self._recovered()
             async for line in answer.lines():
+                self.heard_at = time.monotonic()
                 if not line.strip():
                     continue
                 change = parse_change(line)
@@ -185,6 +187,7 @@ class PodWatch:
         if not self.synced:
             self._log.info("pods watched", server=str(self._api.access), pods=len(self._pods))
         self.synced, self.refused = True, False
+        self.heard_at = time.monotonic()
         self._reported.over("unreachable")
         self._failures = self._refusals = 0
         self._changed()

@@ -5,7 +5,8 @@ The watch of the API server usually shows a pod before the kubelet admits it. Wh
 for half a second at most and only while the watch is running; then the node's pods are read anew, past the watch. An
 agent that was just started, and one whose watch is broken, read at once. The API server gets a second for it, on a node
 with assigned pods more: GPUs that were guessed for such a pod are the wrong ones, and it can only be made anew. What is
-still unknown then is left to the start decision. Nothing here refuses a call.
+still unknown then is left to the start decision. A server that has not answered, and has given no sign of life since,
+costs an admission less than a third of a second (`agent.apiserver.pod_reader`). Nothing here refuses a call.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from types import MappingProxyType
 from agent.accounting.presence import Presence, find_mounted
 from agent.allocation.owner import Identification, Lifecycle
 from agent.apiserver import Cluster
+from agent.apiserver.pod_reader import SILENT_SECONDS
 from agent.deviceplugin.identification import identify
 from agent.kubelet.podresources import PodResources
 from agent.persistence.store import Store
@@ -101,11 +103,12 @@ class AdmissionResolver:
         if answer is None:
             return Identification()
         begun = self._clock()
+        patience = _WATCH_PATIENCE if self._cluster.answering else SILENT_SECONDS
         while True:
             found = self._identify(answer, size)
             if not self._worth_waiting(found):
                 return found
-            left = begun + _WATCH_PATIENCE - self._clock()
+            left = begun + patience - self._clock()
             if left <= 0 or not self._cluster.synced:
                 break
             await self._cluster.news(left)

@@ -11,7 +11,7 @@ from gigaslice.model import Pod
 
 class MemoryCluster:
     def __init__(self) -> None:
-        self.expected = self.synced = True
+        self.expected = self.synced = self.answering = True
         self.pods: dict[tuple[str, str], Pod] = {}
         self.events: list[tuple[str, str, str, str]] = []  # pod, reason, text, container
         self.evicted: list[Pod] = []

@@ -322,6 +322,8 @@ class Crowd(Breeze):
             while time.monotonic() < until:
                 self.deployment.replace(self.rng.randint(0, 2))
                 time.sleep(self.rng.random())
+            # One that is killed before it serves is away for longer than the front waits, the sooner on a busy machine.
+            self.agent.wait_event("metrics served", self.kills + 1)
             self.agent.kill_worker()
             self.kills += 1
             self.check()

@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from agent.allocation.owner import Identification
+from agent.apiserver.pod_reader import SILENT_SECONDS
 from agent.deviceplugin.admission import AdmissionResolver
 from gigaslice.allocation.lifetime import ListedPod
 from gigaslice.allocation.table import Owner
@@ -31,7 +32,7 @@ class Cluster:
     """Pods appear when the test says so; waiting moves the clock."""
 
     def __init__(self):
-        self.expected = self.synced = True
+        self.expected = self.synced = self.answering = True
         self.known, self.after, self.now, self.waits = {}, None, 0.0, 0
         self.at_the_server, self.reads = None, []  # None: it does not answer
 
@@ -96,6 +97,14 @@ def test_patience_is_short_and_not_spent_on_the_same_pod_for_ever(world):
     asyncio.run(admissions.identify(4))
     assert cluster.waits == waits, "a static pod is never shown, and must not slow down every admission"
     assert len(cluster.reads) == 1
+
+
+def test_for_an_api_server_that_is_not_answering_the_watch_is_hardly_waited_for(world):
+    _pods, cluster, admissions = world
+    cluster.answering = False
+    asyncio.run(admissions.identify(4))
+    assert cluster.now - sum(cluster.reads) == pytest.approx(SILENT_SECONDS)
+    assert 3 * SILENT_SECONDS < 0.3, "two calls wait for the watch, and one of them for a list"
 
 
 def test_among_assigned_pods_the_api_server_is_waited_for_longer(world):
