@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from agent.accounting.processes import ProcessInfo
 from agent.ledgers.usage import Reading
+from gigaslice.allocation.consumer import Consumer
 from gigaslice.allocation.table import Allocation
 from vcuda import ProcessUsage
 
@@ -91,7 +92,7 @@ def owner_of(
         return seen.mounted
     if not mine and name is None:
         return seen.mounted if seen.mounted in known else None
-    living = [allocation for allocation in mine if allocation.kept]
+    living = [allocation for allocation in mine if allocation.keeps]
     return living[0].id if len(living) == 1 else None
 
 
@@ -163,12 +164,10 @@ def _contradicts(
     if seen.mounted in by_id and seen.mounted != key:
         return True
     allocation = by_id.get(key)
-    if allocation is None or allocation.ref is None or seen.place is None:
+    if allocation is None or not allocation.consumers or seen.place is None:
         return False
     uid, name = seen.place.uid, pods.get(seen.place.uid)
-    if allocation.owner is not None:
-        return allocation.owner.uid != uid
-    return name is not None and (allocation.ref.namespace, allocation.ref.pod) != name
+    return all(_is_another(consumer, uid, name) for consumer in allocation.consumers)
 
 
 def undeclared_overuse(allocation: Allocation, reading: Reading, measured: Memory) -> dict[str, int]:
@@ -261,12 +260,17 @@ def examine(
 
 
 def _is_of(allocation: Allocation, uid: str, name: tuple[str, str] | None) -> bool:
-    if allocation.owner is not None:
-        return allocation.owner.uid == uid
-    return (
-        allocation.container is not None
-        and (allocation.container.namespace, allocation.container.pod) == name
+    return any(
+        consumer.uid == uid if consumer.uid else (consumer.ref.namespace, consumer.ref.pod) == name
+        for consumer in allocation.consumers
     )
+
+
+def _is_another(consumer: Consumer, uid: str, name: tuple[str, str] | None) -> bool:
+    """Whether a consumer is certainly of another pod than that of the UID and the name, if that is known."""
+    if consumer.uid:
+        return consumer.uid != uid
+    return name is not None and (consumer.ref.namespace, consumer.ref.pod) != name
 
 
 def _over(

@@ -26,10 +26,12 @@ from agent.accounting.overuse import Histories, Offence, OffenceKind, OverusePol
 from agent.accounting.presence import own_pod
 from agent.accounting.processes import PROC, ProcessInfo, read_process
 from agent.apiserver import Cluster
+from agent.apiserver.consumer_pods import ConsumerPods
 from agent.ledgers.usage import Reading
 from agent.persistence.store import Store
 from agent.telemetry.counters import Counters
 from gigaslice import units
+from gigaslice.allocation.consumer import common_names
 from gigaslice.allocation.table import Allocation
 from gigaslice.model import Pod
 from gigaslice.runtime.logs import get_logger
@@ -56,6 +58,7 @@ class Auditor:
         self.survey = Survey({}, {}, ())
         self._store = store
         self._cluster = cluster
+        self._consumer_pods = ConsumerPods(cluster)
         self._policy = policy
         self._counters = counters
         self._now = now
@@ -117,9 +120,9 @@ class Auditor:
         totals = self._counters.totals
         for allocation in allocations:
             reading = readings.get(allocation.id)
-            if reading is None or reading.problem is not None or allocation.ref is None:
+            if reading is None or reading.problem is not None or not allocation.consumers:
                 continue
-            labels = (allocation.ref.namespace, allocation.ref.pod, allocation.ref.container)
+            labels = common_names(allocation.consumers)
             refused = {(one.slot, one.pid_inside, one.generation): one.refused for one in reading.processes}
             totals.note(
                 "gigaslice_container_oom_errors_total",
@@ -270,10 +273,10 @@ class Auditor:
             if (
                 reading is None
                 or allocation.id in self._not_attached
-                or allocation.container is None
+                or not any(consumer.confirmed for consumer in allocation.consumers)
                 or allocation.waiting
                 or allocation.whole
-                or allocation.gone
+                or allocation.ended
                 or reading.attached
                 or reading.problem
                 or now - self._first_seen[allocation.id] < _NOT_ATTACHED_SECONDS
@@ -297,16 +300,21 @@ class Auditor:
             )
 
     def _evict(self, allocation: Allocation, offence: Offence) -> None:
-        pod = self._pod(allocation)
+        """Requests the eviction of the pods that use an allocation."""
         now = self._now()
-        if pod is None:
+        pods = {pod.uid: pod for _, pod in self._consumer_pods.of(allocation)}
+        if not pods:
             if allocation.id not in self._evictions_requested:
                 self._evictions_requested[allocation.id] = now
                 self._log.warning("pod not evicted", container=allocation.name, detail="the pod is not known")
             return
-        if pod.ending or now - self._evictions_requested.get(pod.uid, now - _EVICT_AGAIN) < _EVICT_AGAIN:
+        due_pods = [
+            pod
+            for uid, pod in pods.items()
+            if not pod.ending and now - self._evictions_requested.get(uid, now - _EVICT_AGAIN) >= _EVICT_AGAIN
+        ]
+        if not due_pods:
             return
-        self._evictions_requested[pod.uid] = now
         if self._policy.mode == "evict":
             size = units.format_bytes(offence.bytes_over)
             what = (
@@ -316,9 +324,11 @@ class Auditor:
             )
             text = f"evicted: {what} for {self._policy.grace:g} seconds"
             self._event(allocation, "Warning", "EvictionPending", text)
-        task = asyncio.get_running_loop().create_task(self._request_eviction(pod))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        for pod in due_pods:
+            self._evictions_requested[pod.uid] = now
+            task = asyncio.get_running_loop().create_task(self._request_eviction(pod))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _request_eviction(self, pod: Pod) -> None:
         dry_run = self._policy.mode == "dry-run"
@@ -340,13 +350,8 @@ class Auditor:
             self._counters.evictions += 1
             self._log.warning("pod evicted for overuse", pod=str(pod))
 
-    def _pod(self, allocation: Allocation) -> Pod | None:
-        return self._cluster.pod(allocation.ref.namespace, allocation.ref.pod) if allocation.ref else None
-
     def _event(self, allocation: Allocation, kind: str, reason: str, text: str) -> None:
-        pod = self._pod(allocation)
-        if pod is not None and allocation.ref is not None:
-            self._cluster.event(pod, kind, reason, text, allocation.ref.container)
+        self._consumer_pods.event(allocation, kind, reason, text)
 
 
 def _beyond_limit(reading: Reading) -> dict[str, int]:

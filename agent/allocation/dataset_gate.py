@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from gigaslice.allocation.table import Allocation
+from gigaslice.allocation.consumer import Consumer
 from gigaslice.kube.json_text import read_json
 from gigaslice.model import DATASET_DRIVER, Pod
 from gigaslice.runtime.logs import get_logger
@@ -38,17 +38,17 @@ EARLY_FILE = "published-early"
 class StartCondition(Protocol):
     """Something that a container's start depends on besides its GPUs."""
 
-    async def blocker(self, allocation: Allocation, pod: Pod | None) -> str | None:
-        """Why the container of ALLOCATION may not start yet; None when it may. POD: its pod, where it is known."""
+    async def blocker(self, consumer: Consumer | None, pod: Pod | None) -> str | None:
+        """Why a container may not start yet; None when it may. CONSUMER, POD: it and its pod, where they are known."""
         ...
 
 
 class NoDatasetGate:
     """No dataset service is asked: --dataset-gate=off."""
 
-    async def blocker(self, allocation: Allocation, pod: Pod | None) -> None:
+    async def blocker(self, consumer: Consumer | None, pod: Pod | None) -> None:
         """Nothing."""
-        del allocation, pod
+        del consumer, pod
 
     async def run(self) -> None:
         """Works until cancelled; there is nothing to do."""
@@ -82,13 +82,12 @@ class DatasetGate:
                 await self._connected()
             await asyncio.sleep(_PAUSE)
 
-    async def blocker(self, allocation: Allocation, pod: Pod | None) -> str | None:
+    async def blocker(self, consumer: Consumer | None, pod: Pod | None) -> str | None:
         """Why the container may not start yet; None when the datasets it mounts are there, or it mounts none."""
-        owner, ref = allocation.owner, allocation.ref
-        uid = pod.uid if pod is not None else owner.uid if owner is not None else ""
+        uid = pod.uid if pod is not None else consumer.uid if consumer is not None else ""
         volumes = None
         if pod is not None:
-            container = ref.container if ref is not None else ""
+            container = consumer.ref.container if consumer is not None else ""
             volumes = [
                 one.name
                 for one in pod.volumes_of(DATASET_DRIVER)

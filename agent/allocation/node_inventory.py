@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from agent.allocation.assigned import shares_in
+from agent.allocation.assignments import shares_in
 from agent.apiserver import Cluster
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import Inventory
 from agent.persistence.store import Store
+from gigaslice.allocation.consumer import Consumer
 from gigaslice.allocation.table import Allocation, AllocationTable
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.cluster.names import ASSIGNMENT
@@ -206,11 +207,11 @@ def _recorded(
     """
     of_pod: dict[str, list[Allocation]] = {}
     for allocation in table.allocations:
-        if allocation.ref is not None and not allocation.whole and not allocation.gone:
+        if allocation.consumers and not allocation.whole and not allocation.ended:
             of_pod.setdefault(_pod(allocation, pods), []).append(allocation)
     exclusive, lent = dict[str, tuple[str, ...]](), dict[str, tuple[str, ...]]()
     for uid, allocations in of_pod.items():
-        if any(one.undecided for one in allocations):
+        if any(allocation.origin.undecided for allocation in allocations):
             continue
         said = _annotations(allocations[0], pods)
         on = [(gpu.uuid, [one for one in allocations if gpu.uuid in one.quota()]) for gpu in gpus]
@@ -224,8 +225,7 @@ def _recorded(
 
 
 def _annotations(allocation: Allocation, pods: Mapping[tuple[str, str], Pod] | None) -> Mapping[str, str]:
-    ref = allocation.ref
-    pod = (pods or {}).get((ref.namespace, ref.pod)) if ref else None
+    pod = _consumer_pod(allocation, pods)[1]
     return pod.annotations if pod is not None else {}
 
 
@@ -233,23 +233,30 @@ def _explained(allocation: Allocation, pods: Mapping[tuple[str, str], Pod] | Non
     """Returns whether the annotation of its pod says what an allocation holds, as far as is known."""
     if pods is None:
         return allocation.assigned
-    ref = allocation.ref
-    pod = pods.get((ref.namespace, ref.pod)) if ref else None
-    if ref is None or pod is None or pod.terminal:
-        return False
-    if allocation.owner is not None and allocation.owner.uid != pod.uid:
+    consumer, pod = _consumer_pod(allocation, pods)
+    if consumer is None or pod is None or pod.terminal or not consumer.may_be_of(pod):
         return False
     text = pod.annotations.get(ASSIGNMENT)
-    said = {share.gpu: share.slices for share in shares_in(text, ref.container)} if text else {}
+    assigned = {share.gpu: share.slices for share in shares_in(text, consumer.ref.container)} if text else {}
     if allocation.whole:
-        return said.keys() == {hold.gpu for hold in allocation.holds}
+        return assigned.keys() == {hold.gpu for hold in allocation.holds}
     # With a GPU more, what of it counts could be that GPU, and not the one that it has.
-    return said == {hold.gpu: len(hold.device_ids) for hold in allocation.holds}
+    return assigned == {hold.gpu: hold.memory_bytes // hold.slice_bytes for hold in allocation.holds}
 
 
 def _pod(allocation: Allocation, pods: Mapping[tuple[str, str], Pod] | None) -> str:
-    """Returns the UID of an allocation's pod; the allocation's own id where that is not known."""
-    if allocation.owner is not None:
-        return allocation.owner.uid
-    pod = (pods or {}).get((allocation.ref.namespace, allocation.ref.pod)) if allocation.ref else None
+    """Returns the UID of an allocation's pod; the allocation's own id where that is not known, or there are several."""
+    consumer, pod = _consumer_pod(allocation, pods)
+    if consumer is not None and consumer.uid:
+        return consumer.uid
     return pod.uid if pod else allocation.id
+
+
+def _consumer_pod(
+    allocation: Allocation, pods: Mapping[tuple[str, str], Pod] | None
+) -> tuple[Consumer | None, Pod | None]:
+    """Returns the only consumer of an allocation, and the pod of its name."""
+    if len(allocation.consumers) != 1:
+        return None, None
+    consumer = allocation.consumers[0]
+    return consumer, (pods or {}).get((consumer.ref.namespace, consumer.ref.pod))

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from agent.deviceplugin.records import CODEC
 from agent.health.health_files import GpuRecord, read_report
 from agent.ledgers.usage import Reading
 from agent.persistence.store import read_only
 from gigaslice import units
+from gigaslice.allocation.consumer import common_names
 from gigaslice.allocation.table import Allocation, Hold
 from gigaslice.errors import StateError
 from gigaslice.runtime import table
@@ -48,7 +50,7 @@ def collect(state_dir: Path) -> tuple[StatusRow, ...]:
     slices: dict[str, int] = {}
     with contextlib.suppress(StateError):  # `gpus` raises it for its caller
         slices = {gpu.uuid: gpu.slices for gpu in gpus(state_dir)}
-    allocations, readings = read_only(state_dir, slices)
+    allocations, readings = read_only(state_dir, CODEC, slices)
     return tuple(
         _row(allocation, hold, readings[allocation.id])
         for allocation in allocations.allocations
@@ -102,16 +104,16 @@ def _cells(row: StatusRow) -> tuple[str, ...]:
 
 
 def _row(allocation: Allocation, hold: Hold, reading: Reading) -> StatusRow:
-    owner = allocation.ref
+    namespace, pod, container = common_names(allocation.consumers)
     pids = tuple(process.pid for process in reading.processes if process.pid and process.used.get(hold.gpu))
     return StatusRow(
         allocation=allocation.id,
-        namespace=owner.namespace if owner else None,
-        pod=owner.pod if owner else None,
-        container=owner.container if owner else None,
+        namespace=namespace or None,
+        pod=pod or None,
+        container=container or None,
         state=_state(allocation, reading),
         gpu=hold.gpu,
-        slices=len(frozenset(hold.device_ids) - allocation.lent),
+        slices=hold.kept_bytes // hold.slice_bytes,
         limit_bytes=reading.limits.get(hold.gpu, allocation.quota()[hold.gpu]),
         used_bytes=reading.used.get(hold.gpu, 0),
         undeclared_bytes=reading.undeclared.get(hold.gpu, 0),  # of processes without the library too
@@ -123,7 +125,7 @@ def _row(allocation: Allocation, hold: Hold, reading: Reading) -> StatusRow:
 def _state(allocation: Allocation, reading: Reading) -> str:
     if reading.problem:
         return "unreadable"
-    if allocation.gone:
+    if allocation.ended:
         return "ended"
     if allocation.waiting:
         return "waiting"

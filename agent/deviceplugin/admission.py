@@ -18,14 +18,22 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from agent.accounting.presence import Presence, find_mounted
-from agent.allocation.owner import Identification, Lifecycle
 from agent.apiserver import Cluster
 from agent.apiserver.pod_reader import SILENT_SECONDS
 from agent.deviceplugin.identification import identify
+from agent.deviceplugin.requester import ContainerMatch, PreviousHolders
 from agent.kubelet.podresources import PodResources
 from agent.persistence.store import Store
-from gigaslice.allocation.lifetime import Evidence, ListedPod, PodListing, Standing, claims, standings
 from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.deviceplugin.lifetime import (
+    Evidence,
+    ListedPod,
+    Liveness,
+    PodListing,
+    allocations_of_listed,
+    liveness,
+)
+from gigaslice.deviceplugin.origin import held, plugin, plugin_part
 from gigaslice.errors import KubeletError
 from gigaslice.model import Pod
 from gigaslice.runtime.logs import get_logger
@@ -54,7 +62,7 @@ class _List:
     asked_at: int
 
     def listing(self, *, settled: bool) -> PodListing:
-        containers = tuple(one for pod in self.pods for one in pod.devices)
+        containers = tuple(listed for pod in self.pods for listed in pod.devices)
         return PodListing(containers, frozenset(map(str, self.pods)), settled)
 
 
@@ -91,23 +99,23 @@ class AdmissionResolver:
         self._whole = whole
         self._present = present
         self._unseen: dict[str, float] = {}
-        self._preferred: tuple[frozenset[str], float, Identification] | None = None
+        self._preferred: tuple[frozenset[str], float, ContainerMatch] | None = None
         self._listed: _List | None = None
         self._log = get_logger("admission")
 
-    async def identify(self, size: int) -> Identification:
+    async def identify(self, size: int) -> ContainerMatch:
         """Finds the container that a call for so many devices is for. Never fails; the answer may be empty."""
         if not self._cluster.expected:
-            return Identification()
+            return ContainerMatch()
         answer = await self._list()
         if answer is None:
-            return Identification()
+            return ContainerMatch()
         begun = self._clock()
         patience = _WATCH_PATIENCE if self._cluster.answering else SILENT_SECONDS
         while True:
-            found = self._identify(answer, size)
-            if not self._worth_waiting(found):
-                return found
+            match = self._identify(answer, size)
+            if not self._worth_waiting(match):
+                return match
             left = begun + patience - self._clock()
             if left <= 0 or not self._cluster.synced:
                 break
@@ -120,13 +128,13 @@ class AdmissionResolver:
 
     def _identify(
         self, answer: _List, size: int, read: Mapping[tuple[str, str], Pod] = MappingProxyType({})
-    ) -> Identification:
+    ) -> ContainerMatch:
         def lookup(namespace: str, name: str) -> Pod | None:
             return read.get((namespace, name)) or self._cluster.pod(namespace, name)
 
         return identify(answer.pods, lookup, self._store.table, self._resource, size, whole=self._whole)
 
-    async def identify_devices(self, requests: Sequence[Iterable[str]]) -> Identification | None:
+    async def identify_devices(self, requests: Sequence[Iterable[str]]) -> ContainerMatch | None:
         """Finds the container that an allocation is for.
 
         Where the device IDs are those of the preference just given, it is the container of that preference.
@@ -143,7 +151,7 @@ class AdmissionResolver:
             return preferred[2]
         return await self.identify(len(device_ids))
 
-    async def lifecycle(self, device_ids: Iterable[str]) -> Lifecycle:
+    async def holders(self, device_ids: Iterable[str]) -> PreviousHolders:
         """Finds out how far the holders of device IDs have come that the kubelet shows as free or hands out.
 
         The kubelet is asked for its list only where `identify` has not just done so and some of the device IDs are
@@ -151,51 +159,45 @@ class AdmissionResolver:
         is not over, though the kubelet shows its devices as free: it has lost count of them. Now is the last time that
         the list tells its container by the devices alone, since another one is about to get the same.
         """
-        table = self._store.table
+        table, _ = plugin_part(self._store.table)
         handed_out = frozenset(device_ids)
         holders = [
-            allocation for allocation in table.allocations if not allocation.held.isdisjoint(handed_out)
+            allocation for allocation in table.allocations if not held(allocation).isdisjoint(handed_out)
         ]
         if self._listed is None and not holders:
-            return Lifecycle()
+            return PreviousHolders()
         answer = self._listed or await self._list()
         self._listed = None  # the next call is about another moment
         pods = known_pods(self._cluster)
         listing = answer.listing(settled=self._kubelet.settled) if answer else PodListing(settled=False)
         asked_at = answer.asked_at if answer else table.next_number
-        found = standings(table, Evidence(listing if answer else None, pods), asked_at)
-        claimed = claims(table, listing)
+        states = liveness(table, Evidence(listing if answer else None, pods), asked_at)
+        matched = allocations_of_listed(table, listing)
         named = {
-            allocation.id: one.container
-            for one, allocation in claimed.own.items()
-            if allocation.device_ids == one.device_ids and allocation.number < asked_at
+            allocation.id: listed.container
+            for listed, allocation in matched.own.items()
+            if plugin(allocation).device_ids == listed.device_ids and allocation.number < asked_at
         }
-        listed = claimed.shared | named.keys()
-        maybe = {key for key, standing in found.items() if standing is Standing.OVER}
+        listed_ids = matched.shared | named.keys()
+        candidates = {key for key, state in states.items() if state is Liveness.EXPIRED}
         if answer is not None and self._kubelet.informed:
-            maybe |= await self._unlisted(
+            candidates |= await self._unlisted(
                 allocation.id
                 for allocation in holders
-                if allocation.id not in listed
-                and (allocation.ref is None or (found[allocation.id] is Standing.DOUBTFUL and pods is None))
+                if allocation.id not in listed_ids
+                and (
+                    plugin(allocation).ref is None
+                    or (states[allocation.id] is Liveness.DOUBTFUL and pods is None)
+                )
             )
-        over = frozenset(key for key in maybe if not self._store.reading(key).alive)
-        started = frozenset(
-            allocation.id
-            for allocation in holders
-            if allocation.container is None
-            and (allocation.id in listed or self._store.reading(allocation.id).attached)
-        )
-        unnamed = {allocation.id for allocation in holders if allocation.container is None}
-        return Lifecycle(over, started, {key: one for key, one in named.items() if key in unnamed})
+        expired = frozenset(key for key in candidates if not self._store.reading(key).alive)
+        unnamed = {allocation.id for allocation in holders if plugin(allocation).container is None}
+        started = frozenset(key for key in unnamed if key in listed_ids or self._store.reading(key).attached)
+        return PreviousHolders(expired, started, {key: ref for key, ref in named.items() if key in unnamed})
 
-    async def over(self, device_ids: Iterable[str]) -> frozenset[str]:
-        """Returns the allocations that are over, as `lifecycle` finds them."""
-        return (await self.lifecycle(device_ids)).over
-
-    def note_preference(self, device_ids: Iterable[str], identified: Identification) -> None:
+    def note_preference(self, device_ids: Iterable[str], match: ContainerMatch) -> None:
         """Notes which container device IDs were just preferred for."""
-        self._preferred = (frozenset(device_ids), self._clock(), identified)
+        self._preferred = (frozenset(device_ids), self._clock(), match)
 
     async def _unlisted(self, holders: Iterable[str]) -> frozenset[str]:
         """Returns those of the holders that are over because the kubelet neither lists their pods nor counts their
@@ -207,8 +209,8 @@ class AdmissionResolver:
         doubtful = frozenset(holders)
         if not doubtful or self._kubelet.settled:
             return doubtful
-        seen = await asyncio.to_thread(self._present, doubtful)
-        return doubtful - seen.mounted
+        presence = await asyncio.to_thread(self._present, doubtful)
+        return doubtful - presence.mounted
 
     async def _list(self) -> _List | None:
         asked_at = self._store.table.next_number
@@ -221,10 +223,10 @@ class AdmissionResolver:
         self._listed = _List(pods, asked_at)
         return self._listed
 
-    def _worth_waiting(self, found: Identification) -> bool:
-        if not found.unseen:
+    def _worth_waiting(self, match: ContainerMatch) -> bool:
+        if not match.unseen:
             self._unseen.clear()
             return False
         now = self._clock()
-        self._unseen = {name: self._unseen.get(name, now) for name in found.unseen}
+        self._unseen = {name: self._unseen.get(name, now) for name in match.unseen}
         return any(now - first < _UNSEEN_SECONDS for first in self._unseen.values())

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from agent.inventory.holder import GpusNow, InventoryHolder
 from agent.inventory.source import Inventory
-from agent.providers.provider import Device
-from gigaslice.model import gpu_device_ids
+from agent.providers.resource import Device
+from gigaslice.deviceplugin.device_id import gpu_device_ids
 
 __all__ = ["DeviceList", "DevicesOfType", "slice_devices"]
 

@@ -16,7 +16,7 @@ from agent.config import socket_name
 from agent.deviceplugin.link import Link
 from agent.deviceplugin.registration import Registration
 from agent.deviceplugin.servicer import Servicer
-from agent.providers.provider import Provider
+from agent.providers.resource import DevicePluginResource
 from agent.telemetry.counters import Counters
 from gigaslice.errors import GigasliceError
 from gigaslice.runtime import logs
@@ -66,7 +66,7 @@ async def serve_one(
 
 
 async def host(
-    provider: Provider,
+    provider: DevicePluginResource,
     kubelet_dir: Path,
     stop: asyncio.Event,
     link: Link,
@@ -100,7 +100,7 @@ async def run_beside(lead: Coroutine[Any, Any, None], others: Iterable[Coroutine
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def serve(providers: Iterable[Provider], kubelet_dir: Path) -> None:
+async def serve(providers: Iterable[DevicePluginResource], kubelet_dir: Path) -> None:
     """Serves providers and nothing else until SIGTERM or SIGINT: for a program of its own."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

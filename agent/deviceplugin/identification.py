@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent.allocation.owner import Identification, Lookup, Requester, next_container
-from gigaslice.allocation.lifetime import ListedPod
+from agent.deviceplugin.requester import ContainerMatch, Lookup, Requester, next_container
 from gigaslice.allocation.table import AllocationTable
 from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.deviceplugin.lifetime import ListedPod
 from gigaslice.model import ContainerKind
 
 __all__ = ["identify"]
@@ -27,7 +27,7 @@ def identify(
     size: int,
     *,
     whole: bool = False,
-) -> Identification:
+) -> ContainerMatch:
     """Finds the container that an Allocate is for.
 
     Args:
@@ -41,29 +41,29 @@ def identify(
     candidates: list[Requester] = []
     again: list[Requester] = []
     unseen: list[str] = []
-    for one in listed:
-        if not one.bare:
+    for entry in listed:
+        if not entry.bare:
             continue
-        pod = lookup(one.namespace, one.name)
+        pod = lookup(entry.namespace, entry.name)
         if pod is None:
-            unseen.append(str(one))
+            unseen.append(str(entry))
             continue
         asking = pod.asking(resource)
-        following = next_container(asking, table, pod, one.holding, whole=whole)
+        following = next_container(asking, table, pod, entry.holding, whole=whole)
         if following is not None:
             if following.requests[resource] == size:
                 candidates.append(Requester(pod, following))
-        elif bare := [c for c in asking if c.name in one.bare and c.kind is not ContainerKind.INIT]:
+        elif bare := [c for c in asking if c.name in entry.bare and c.kind is not ContainerKind.INIT]:
             # By the allocation table it has devices, and the kubelet does not list them: a later pod of the same name
             # that the watch has not shown yet, or devices that the kubelet has forgotten.
-            unseen.append(str(one))
+            unseen.append(str(entry))
             again += [Requester(pod, c) for c in bare if c.requests[resource] == size][:1]
     if len(candidates) > 1:
-        candidates = [one for one in candidates if one.pod.phase == "Pending"]
+        candidates = [candidate for candidate in candidates if candidate.pod.phase == "Pending"]
     if len(candidates) == 1:
-        return Identification(candidates[0], (), (str(candidates[0].pod),))
-    possible = (*unseen, *(str(one.pod) for one in candidates))
+        return ContainerMatch(candidates[0], (), (str(candidates[0].pod),))
+    possible = (*unseen, *(str(candidate.pod) for candidate in candidates))
     # The assignment of the pod that had the name before is not this one's.
     if not candidates and len(again) == 1 and len(unseen) == 1 and ASSIGNMENT not in again[0].pod.annotations:
-        return Identification(again[0], tuple(unseen), possible)
-    return Identification(None, tuple(unseen), possible)
+        return ContainerMatch(again[0], tuple(unseen), possible)
+    return ContainerMatch(None, tuple(unseen), possible)

@@ -13,15 +13,19 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from agent.accounting.presence import Presence, find_mounted
-from agent.allocation.assigned import with_assignment
-from agent.allocation.service import AllocationService
 from agent.apiserver import Cluster, NoCluster
 from agent.deviceplugin.admission import known_pods
+from agent.deviceplugin.assigned import with_assignment
+from agent.deviceplugin.device_allocator import DeviceAllocator
+from agent.deviceplugin.reviews import carry_out
+from agent.deviceplugin.settlement import Settler
+from agent.deviceplugin.start_allocation import is_place_of
 from agent.kubelet.podresources import PodResources
 from agent.persistence.store import Store
-from gigaslice.allocation.lifetime import Evidence, PodListing, Standing, claims, standings
-from gigaslice.allocation.reconcile import Answered, review
 from gigaslice.allocation.table import Allocation
+from gigaslice.deviceplugin.lifetime import Evidence, Liveness, PodListing, allocations_of_listed, liveness
+from gigaslice.deviceplugin.origin import container_ref, plugin, plugin_part
+from gigaslice.deviceplugin.reconcile import KeptAllocateResponse, review
 from gigaslice.errors import GigasliceError, KubeletError
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.wakeup import Alarm
@@ -38,7 +42,6 @@ _FORGOTTEN = (
     "runs on within its quota, but cannot be started again: delete the pod when that suits"
 )
 _YOUNG_SECONDS = 300.0  # the kubelet lists a pod from its admission on, and admits one after the other
-_AFTER_ANSWER = 0.005  # seconds after an event until files for the next allocation are made
 # Seconds after an event: the kubelet lists a container's devices once it has taken the answer.
 _SOON = (0.2, 1.0, 3.0)
 
@@ -57,34 +60,37 @@ class Poller:
     def __init__(
         self,
         store: Store,
-        allocator: AllocationService,
+        allocator: DeviceAllocator,
+        settler: Settler,
         kubelet: PodResources,
+        *,
         interval: float,
         now: Callable[[], float],
-        *,
         cluster: Cluster | None = None,
-        answers: Callable[[], Sequence[Answered] | None] = lambda: None,
+        kept_responses: Callable[[], Sequence[KeptAllocateResponse] | None] = lambda: None,
         present: Callable[[Collection[str]], Presence] = find_mounted,
     ) -> None:
         """Initializes the poller.
 
         Args:
             store: The allocation table and its files.
-            allocator: Settles allocations whose containers become known.
+            allocator: Has the GPUs.
+            settler: Settles allocations whose containers become known.
             kubelet: The kubelet's pod-resources API.
             interval: Seconds between regular polls.
             now: Returns Unix time in seconds.
             cluster: The pods as the API server shows them.
-            answers: Reads the answers that the kubelet keeps; None where they cannot be read. Blocks.
+            kept_responses: Reads the answers that the kubelet keeps; None where they cannot be read. Blocks.
             present: Finds the allocations that processes of the node have mounted. Blocks.
         """
         self._store = store
         self._allocator = allocator
+        self._settler = settler
         self._kubelet = kubelet
         self._interval = interval
         self._now = now
         self._cluster: Cluster = cluster or NoCluster()
-        self._answers = answers
+        self._kept_responses = kept_responses
         self._present = present
         self._unlisted: dict[str, int] = {}
         self._first_seen: dict[str, float] = {}
@@ -113,9 +119,7 @@ class Poller:
         self._plan.regular = time.monotonic()
         while True:
             due = min([self._plan.regular, *self._plan.extra])
-            if await self._alarm.wait(due - time.monotonic()):
-                await asyncio.sleep(_AFTER_ANSWER)
-                await asyncio.to_thread(self._store.make_ahead)
+            await self._alarm.wait(due - time.monotonic())
             if time.monotonic() >= due:  # whether it rings or not: with many that wait it always does
                 await self._due()
 
@@ -132,32 +136,31 @@ class Poller:
         try:
             listing = await self._kubelet.list()
             patience = PATIENCE if regular else _NEVER
-            claimed = claims(self._store.table, listing)
-            answers: Sequence[Answered] | None = None
-            if claimed.unrecorded or claimed.shared:
-                answers = await asyncio.to_thread(self._answers)
-            kept = None if answers is None else frozenset(one.allocation for one in answers)
-            evidence = replace(await self._evidence(listing, asked_at, patience, kept), kept=kept)
-            found = review(
+            matched = allocations_of_listed(self._store.table, listing)
+            responses: Sequence[KeptAllocateResponse] | None = None
+            if matched.unrecorded or matched.shared:
+                responses = await asyncio.to_thread(self._kept_responses)
+            answered = None if responses is None else frozenset(kept.allocation for kept in responses)
+            evidence = replace(await self._evidence(listing, asked_at, patience, answered), answered=answered)
+            result = review(
                 self._store.table,
                 evidence,
                 young=self._young(listing.pods),
                 asked_at=asked_at,
                 unlisted=self._unlisted,
                 patience=patience,
-                gpus=self._allocator.inventory.gpus,
+                gpus=self._allocator.service.inventory.gpus,
                 library=self._store.library,
                 now=self._now(),
-                answers=self._usable(answers or ()),
+                responses=self._usable(responses or ()),
             )
-            self._store.apply(found)
-            for allocation in found.adopted:
-                self._allocator.settle_known(allocation, self._cluster.pod)
+            carry_out(self._store, result)
+            for allocation in result.adopted:
+                self._settler.settle_restored(allocation, self._cluster.pod)
             if listing.settled:
-                self._report_forgotten(found.forgotten)
+                self._report_forgotten(result.forgotten)
             if regular:
-                self._unlisted = dict(found.unlisted)
-            await asyncio.to_thread(self._to_disk, sync=bool(self._store.table.allocations or found.released))
+                self._unlisted = dict(result.unlisted)
             self._failure = ""
         except GigasliceError as error:
             if str(error) != self._failure:
@@ -166,7 +169,7 @@ class Poller:
                 level("pods unknown; nothing is released meanwhile", detail=self._failure)
 
     async def _evidence(
-        self, listing: PodListing, asked_at: int, patience: int, kept: frozenset[str] | None
+        self, listing: PodListing, asked_at: int, patience: int, answered: frozenset[str] | None
     ) -> Evidence:
         """Returns the list with the other evidence that this poll needs.
 
@@ -174,26 +177,26 @@ class Poller:
         that this poll could release, and for those without a known container, which end with others.
         """
         pods = known_pods(self._cluster)
-        table = self._store.table
-        found = standings(table, Evidence(listing, pods, watched=True, kept=kept), asked_at)
-        doubts = {key: self._unlisted.get(key, 0) + listing.settled for key in found}
+        table, _ = plugin_part(self._store.table)
+        states = liveness(table, Evidence(listing, pods, watched=True, answered=answered), asked_at)
+        doubts = {key: self._unlisted.get(key, 0) + listing.settled for key in states}
         asked = [
             key
-            for key, standing in found.items()
-            if standing is Standing.OVER or (standing is Standing.DOUBTFUL and doubts[key] >= patience)
+            for key, state in states.items()
+            if state is Liveness.EXPIRED or (state is Liveness.DOUBTFUL and doubts[key] >= patience)
         ]
         if not asked:
             return Evidence(listing, pods)
         asked = [
             allocation.id
             for allocation in table.allocations
-            if allocation.id in asked or allocation.container is None
+            if allocation.id in asked or plugin(allocation).container is None
         ]
         running = {key async for key in with_breaks(asked) if self._store.reading(key).alive}
         rest = frozenset(asked) - running
-        seen = await asyncio.to_thread(self._present, rest) if rest else Presence()
+        presence = await asyncio.to_thread(self._present, rest) if rest else Presence()
         return Evidence(
-            listing, pods, frozenset(running | seen.mounted), frozenset(running), watched=seen.others
+            listing, pods, frozenset(running | presence.mounted), frozenset(running), watched=presence.others
         )
 
     def _any_ended(self) -> bool:
@@ -202,22 +205,18 @@ class Poller:
         if pods is None:
             return False
         for allocation in self._store.table.allocations:
-            if allocation.ref is None:
+            ref, owner = container_ref(allocation), plugin(allocation).owner
+            if ref is None:
                 continue
-            pod = pods.get((allocation.ref.namespace, allocation.ref.pod))
-            if (
-                pod is None
-                or pod.ending
-                or pod.terminal
-                or (allocation.owner and allocation.owner.uid != pod.uid)
-            ):
+            pod = pods.get((ref.namespace, ref.pod))
+            if pod is None or pod.ending or pod.terminal or (owner and owner.uid != pod.uid):
                 return True
         return False
 
-    def _usable(self, answers: Sequence[Answered]) -> tuple[Answered, ...]:
+    def _usable(self, responses: Sequence[KeptAllocateResponse]) -> tuple[KeptAllocateResponse, ...]:
         """Returns the answers whose files would be where this agent makes them."""
         pods = tuple(self._cluster.pods.values())
-        return tuple(with_assignment(one, pods) for one in answers if self._store.is_place_of(one))
+        return tuple(with_assignment(kept, pods) for kept in responses if is_place_of(self._store, kept))
 
     def _report_forgotten(self, forgotten: Sequence[Allocation]) -> None:
         """Reports each container whose devices the kubelet has lost, once in the log and once on its pod.
@@ -236,18 +235,11 @@ class Poller:
                 )
             if allocation.id in self._reported:
                 continue
-            pod = self._cluster.pod(allocation.ref.namespace, allocation.ref.pod) if allocation.ref else None
-            if pod is not None and allocation.ref is not None:
+            ref = container_ref(allocation)
+            pod = self._cluster.pod(ref.namespace, ref.pod) if ref else None
+            if pod is not None and ref is not None:
                 self._reported.add(allocation.id)
-                self._cluster.event(
-                    pod, "Warning", "AllocationForgotten", _FORGOTTEN, allocation.ref.container
-                )
-
-    def _to_disk(self, *, sync: bool) -> None:
-        """Does what takes long on a disk and holds up no call."""
-        if sync:
-            self._store.sync()  # first: what is tidied away may be all that a power failure would leave
-        self._store.tidy()
+                self._cluster.event(pod, "Warning", "AllocationForgotten", _FORGOTTEN, ref.container)
 
     def _young(self, pods: frozenset[str]) -> frozenset[str]:
         """Returns the pods that this process has first seen in the last minutes."""

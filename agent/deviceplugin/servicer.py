@@ -16,7 +16,7 @@ import grpc
 
 from agent.deviceplugin import messages
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
-from agent.providers.provider import NotYetError, Provider, RefusedError
+from agent.providers.resource import DevicePluginResource, NotYetError, RefusedError
 from agent.telemetry.counters import Counters
 from gigaslice.errors import GigasliceError
 from gigaslice.runtime.logs import get_logger
@@ -33,7 +33,7 @@ class Servicer:
         streams: How many streams of the kubelet are open.
     """
 
-    def __init__(self, provider: Provider, counters: Counters | None = None) -> None:
+    def __init__(self, provider: DevicePluginResource, counters: Counters | None = None) -> None:
         """Initializes the servicer.
 
         Args:
@@ -128,7 +128,9 @@ class Servicer:
         except GigasliceError as error:
             self._log.error("allocation failed", resource=self.provider.resource, detail=str(error))
             await context.abort(grpc.StatusCode.INTERNAL, plain(str(error)))
-        return api.AllocateResponse(container_responses=[messages.answer(one) for one in answers])
+        return api.AllocateResponse(
+            container_responses=[messages.container_response(edits) for edits in answers]
+        )
 
     async def _start(self, request: api.PreStartContainerRequest, context: Any) -> None:
         try:

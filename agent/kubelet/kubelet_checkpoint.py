@@ -15,19 +15,19 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
-from gigaslice.allocation.reconcile import Answered
-from gigaslice.allocation.table import whole_gpu_device_id
+from gigaslice.deviceplugin.device_id import whole_gpu_device_id
+from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
 from gigaslice.kube.json_text import read_json
 from vcuda import contract
 
-__all__ = ["CHECKPOINT", "KeptAnswers", "parse"]
+__all__ = ["CHECKPOINT", "KeptResponses", "parse"]
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 _MAX_BYTES = 64 << 20
 _ID_DIGITS = 32
 
 
-class KeptAnswers:
+class KeptResponses:
     """The entries of this agent's resources in the kubelet's checkpoint."""
 
     def __init__(self, directory: Path, resource: str | Sequence[str], whole: str = "") -> None:
@@ -44,7 +44,7 @@ class KeptAnswers:
         if whole:
             self._names[whole] = whole_gpu_device_id
 
-    def read(self) -> tuple[Answered, ...] | None:
+    def read(self) -> tuple[KeptAllocateResponse, ...] | None:
         """Returns the entries of now; None where they cannot be read. Blocks."""
         try:
             with self._path.open("rb") as file:
@@ -54,7 +54,7 @@ class KeptAnswers:
         return parse(raw, self._names)
 
 
-def parse(raw: bytes, names: Mapping[str, Callable[[str], str]]) -> tuple[Answered, ...] | None:
+def parse(raw: bytes, names: Mapping[str, Callable[[str], str]]) -> tuple[KeptAllocateResponse, ...] | None:
     """Returns the entries of some resources; None where the file makes no sense.
 
     Args:
@@ -72,7 +72,7 @@ def parse(raw: bytes, names: Mapping[str, Callable[[str], str]]) -> tuple[Answer
         return None
 
 
-def _entry(entry: Mapping[str, Any], device_id: Callable[[str], str]) -> Answered | None:
+def _entry(entry: Mapping[str, Any], device_id: Callable[[str], str]) -> KeptAllocateResponse | None:
     """Returns one entry; None for an answer that no agent of this kind gave."""
     found = entry["DeviceIDs"]
     groups: Iterable[Iterable[str]] = found.values() if isinstance(found, Mapping) else [found]  # before 1.20
@@ -83,7 +83,7 @@ def _entry(entry: Mapping[str, Any], device_id: Callable[[str], str]) -> Answere
     sources = [m.host_path for m in response.mounts if m.container_path == contract.CONTAINER_LIMITS]
     visible = response.envs.get("NVIDIA_VISIBLE_DEVICES", "")
     gpus = visible.split(",") if visible else [one.name.partition("=")[2] for one in response.cdi_devices]
-    return Answered(
+    return KeptAllocateResponse(
         pod=str(entry["PodUID"]),
         container=str(entry["ContainerName"]),
         device_ids=frozenset(device_id(one) for group in groups for one in group),

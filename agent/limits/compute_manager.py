@@ -160,7 +160,7 @@ class ComputeManager:
             return
         gpus: dict[str, dict[str, _Sharer]] = {}
         for allocation in table.allocations:
-            if allocation.whole or not allocation.kept:
+            if allocation.whole or not allocation.keeps:
                 continue
             for gpu in allocation.quota():
                 if allocation.cores_of(gpu):
@@ -185,7 +185,7 @@ class ComputeManager:
         found: dict[str, list[Path]] = {}
         for allocation in table.allocations:
             for gpu in borrowed_on.intersection(allocation.quota()):
-                if not allocation.whole and allocation.kept and not allocation.cores_of(gpu):
+                if not allocation.whole and allocation.keeps and not allocation.cores_of(gpu):
                     found.setdefault(gpu, []).append(
                         self._store.dirs.path(allocation.id) / contract.LEDGER_FILE
                     )

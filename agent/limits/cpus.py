@@ -94,8 +94,9 @@ class CpuBinder:
 
     def _is_elsewhere(self, allocation: Allocation, pid: int) -> bool:
         """Whether a process with a slot of ALLOCATION runs in another pod: see `attribution.credible_owners`."""
-        place = parse(_cgroup(self._proc, pid)) if allocation.owner else None
-        return place is not None and allocation.owner is not None and place.uid != allocation.owner.uid
+        uids = {consumer.uid for consumer in allocation.consumers}
+        place = parse(_cgroup(self._proc, pid)) if uids and "" not in uids else None
+        return place is not None and place.uid not in uids
 
     def _near(self, allocation: Allocation, nodes: Mapping[str, int | None]) -> frozenset[int]:
         of_gpus = {nodes[gpu] for gpu in allocation.quota() if gpu in nodes}

@@ -8,15 +8,17 @@ Everything happens in the agent's own thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 import vcuda
 from agent.allocation.service import AllocationService
 from agent.apiserver import Cluster
+from agent.apiserver.consumer_pods import ConsumerPods
 from agent.inventory.source import Inventory
 from agent.persistence.store import Store
 from gigaslice import units
+from gigaslice.allocation.consumer import Consumer
 from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable
 from gigaslice.errors import GigasliceError
 from gigaslice.limits import live_limits
@@ -51,9 +53,7 @@ class ResizeOutcome:
 
 
 class LimitsManager:
-    """Writes the limits pages of STORE. WITHHOLD: receives the device IDs that the kubelet must not allocate.
-    OUTLIVED: ids of the allocations whose pods have long been over while processes of theirs live.
-    """
+    """Writes the limits pages of STORE."""
 
     def __init__(
         self,
@@ -64,18 +64,14 @@ class LimitsManager:
         slice_bytes: int,
         rights: AnnotationRights = AnnotationRights.REFUSE,
         interval: float,
-        withhold: Callable[[frozenset[str]], Awaitable[None]],
-        outlived: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         self._store = store
         self._allocator = allocator
         self._cluster = cluster
+        self._pods = ConsumerPods(cluster)
         self._unit = SliceUnit(slice_bytes, units.parse_bytes)
         self._rights = rights
         self._interval = interval
-        self._withhold = withhold
-        self._outlived = outlived
-        self._last_uncounted: frozenset[str] = frozenset()
         self._reported = LogOnce()
         self._applied: dict[str, tuple[Pod, AllocationOptions]] = {}
         self._refreshed: AllocationTable | None = None
@@ -89,7 +85,6 @@ class LimitsManager:
             try:
                 self.refresh()
                 self._follow_annotations()
-                await self._withhold(self._withheld())
             except GigasliceError as error:
                 self._report("", "limits not kept", str(error))
             waits = {
@@ -103,41 +98,15 @@ class LimitsManager:
                     task.cancel()
                 await asyncio.gather(*waits, return_exceptions=True)
 
-    def _withheld(self) -> frozenset[str]:
-        """Returns the device IDs that the kubelet must not allocate now."""
-        self._last_uncounted = self._uncounted()
-        return live_limits.withheld(self._store.table, self._inventory.gpus, self._last_uncounted)
-
-    def _uncounted(self) -> frozenset[str]:
-        """Allocations that neither the kubelet nor the scheduler counts: forgotten, and without a running pod.
-
-        While the API server shows a pod, the scheduler subtracts its requests, whatever the kubelet has recorded. What
-        is forgotten is over as a rule, and only not known to be: an agent that has just started knows of no end before
-        it has polled for some seconds. The slices that would be withheld for it are such as the scheduler counts on,
-        and the kubelet would fail its pods. So only what has outlived its pod for long counts here; a start waits for
-        the others. An API server that is away changes nothing.
-        """
-        outlived = frozenset(self._outlived())
-        if not (self._cluster.expected and self._cluster.synced):
-            return self._last_uncounted & outlived
-        found = set()
-        for allocation in self._store.table.allocations:
-            if allocation.id not in outlived:
-                continue
-            if allocation.forgotten and allocation.kept and allocation.ref is not None:
-                pod = self._cluster.pod(allocation.ref.namespace, allocation.ref.pod)
-                same = pod is not None and (
-                    allocation.owner is None or allocation.owner.uid == pod.uid or pod.mirror
-                )
-                if pod is None or not same or pod.terminal:
-                    found.add(allocation.id)
-        return frozenset(found)
-
     def refresh(self, *, every: bool = False) -> None:
         """Writes the limits that follow from the allocation table. EVERY: also to pages that were never changed."""
         self._refreshed = self._store.table
         allocations = self._store.table.allocations
-        special = {one.id for one in allocations if every or one.resizes or one.policy.elastic}
+        special = {
+            allocation.id
+            for allocation in allocations
+            if every or allocation.resizes or allocation.policy.elastic
+        }
         if not special:
             return
         limits = live_limits.limits_now(self._store.table, self._inventory.gpus, self._present())
@@ -218,25 +187,20 @@ class LimitsManager:
     def _find(self, change: LimitChange) -> Allocation | live_limits.ResizeRefusal:
         named = f"{change.namespace}/{change.pod}"
         of_pod = [
-            allocation
+            (consumer.ref.container, allocation)
             for allocation in self._store.table.allocations
-            if allocation.ref
-            and (allocation.ref.namespace, allocation.ref.pod) == (change.namespace, change.pod)
-            and allocation.kept
-            and not allocation.whole
+            if allocation.keeps and not allocation.whole
+            for consumer in allocation.consumers
+            if (consumer.ref.namespace, consumer.ref.pod) == (change.namespace, change.pod)
         ]
         if not of_pod:
             return live_limits.ResizeRefusal(
                 f"pod {named} holds no slices of this node; gigaslice status lists those that do",
                 mistake=False,
             )
-        names = sorted({allocation.ref.container for allocation in of_pod if allocation.ref})
-        found = [
-            allocation
-            for allocation in of_pod
-            if not change.container or (allocation.ref and allocation.ref.container == change.container)
-        ]
-        if not found:
+        names = sorted({container for container, _ in of_pod})
+        of_container = [allocation for container, allocation in of_pod if change.container in ("", container)]
+        if not of_container:
             return live_limits.ResizeRefusal(
                 f"pod {named} has no container {change.container} with slices, but {', '.join(names)}"
             )
@@ -245,35 +209,35 @@ class LimitsManager:
                 f"pod {named} has several containers with slices; name one with --container {'|'.join(names)}",
                 mistake=True,
             )
-        return _changeable(found[-1])
+        return _changeable(of_container[-1])
 
     def _follow_annotations(self) -> None:
-        known = {allocation.id for allocation in self._store.table.allocations}
-        self._applied = {key: seen for key, seen in self._applied.items() if key in known}
+        ids = {allocation.id for allocation in self._store.table.allocations}
+        self._applied = {key: applied for key, applied in self._applied.items() if key in ids}
         for allocation in self._store.table.allocations:
-            if allocation.ref is None or allocation.undecided or allocation.whole or not allocation.kept:
+            origin = allocation.origin
+            if not origin.follows_annotations or origin.undecided or allocation.whole or not allocation.keeps:
                 continue
-            pod = self._cluster.pod(allocation.ref.namespace, allocation.ref.pod)
-            if (
-                pod is None
-                or (allocation.owner and allocation.owner.uid != pod.uid)
-                or not _is_app(pod, allocation)
-            ):
-                continue
-            seen = self._applied.get(allocation.id)
-            if seen is not None and seen[0] is pod and seen[1] is allocation.policy:
-                continue  # applied already
-            options = parse_options(
-                pod.annotations,
-                allocation.ref.container,
-                self._unit,
-                self._rights,
-                recorded=asdict(allocation.policy),
-            )
-            if options.mistakes:
-                self._report_annotation(pod, allocation, "InvalidAnnotation", "; ".join(options.mistakes))
-            else:
-                self._follow(pod, allocation, options)
+            for consumer in allocation.consumers:
+                pod = self._cluster.pod(consumer.ref.namespace, consumer.ref.pod)
+                if pod is not None and consumer.may_be_of(pod) and _is_app(pod, consumer):
+                    self._follow_pod(pod, consumer, allocation)
+
+    def _follow_pod(self, pod: Pod, consumer: Consumer, allocation: Allocation) -> None:
+        applied = self._applied.get(allocation.id)
+        if applied is not None and applied[0] is pod and applied[1] is allocation.policy:
+            return
+        options = parse_options(
+            pod.annotations,
+            consumer.ref.container,
+            self._unit,
+            self._rights,
+            recorded=asdict(allocation.policy),
+        )
+        if options.mistakes:
+            self._report_annotation(allocation, "InvalidAnnotation", "; ".join(options.mistakes))
+        else:
+            self._follow(pod, allocation, options)
 
     def _follow(self, pod: Pod, allocation: Allocation, options: RequestOptions) -> None:
         """Applies annotations that have changed since they were last applied."""
@@ -290,7 +254,6 @@ class LimitsManager:
         if options.parts != policy.parts:
             if options.parts and len(options.parts) != len(allocation.holds):
                 self._report_annotation(
-                    pod,
                     allocation,
                     "GPUResizeDeferred",
                     f"{len(options.parts)} sizes for {len(allocation.holds)} GPUs; "
@@ -299,40 +262,37 @@ class LimitsManager:
                 return
             memory = _sizes(allocation, options.parts, self._unit.size)
             if beyond := _beyond_request(allocation, memory):
-                self._report_annotation(pod, allocation, "InvalidAnnotation", beyond)
+                self._report_annotation(allocation, "InvalidAnnotation", beyond)
                 return
         cores = dict.fromkeys(allocation.quota(), options.cores) if options.cores != policy.cores else {}
         kept = (
             allocation
             if not cores
-            else replace(allocation, limits=tuple(replace(x, cores=None) for x in allocation.limits))
+            else replace(allocation, limits=tuple(replace(limit, cores=None) for limit in allocation.limits))
         )
         refusal = live_limits.resized(
             self._store.table, allocation, self._inventory.gpus, self._present(), memory=memory, cores=cores
         )
         if isinstance(refusal, live_limits.ResizeRefusal):
-            self._report_annotation(pod, allocation, "GPUResizeDeferred", refusal.detail)
+            self._report_annotation(allocation, "GPUResizeDeferred", refusal.detail)
             return
         done = self._change(
             allocation, live_limits.with_limits(replace(kept, policy=updated), {}, {}), memory, {}
         )
         if isinstance(done, live_limits.ResizeRefusal):
-            self._report_annotation(pod, allocation, "GPUResizeDeferred", done.detail)
+            self._report_annotation(allocation, "GPUResizeDeferred", done.detail)
             return
         self._reported.over((allocation.id, "GPUResizeDeferred"))
         if memory and done.before.quota() != done.after.quota():
             sizes = ", ".join(f"{units.format_bytes(n)} of {gpu}" for gpu, n in done.after.quota().items())
-            self._event(pod, allocation, "Normal", "GPUResizeCompleted", f"now {sizes}")
+            self._pods.event(allocation, "Normal", "GPUResizeCompleted", f"now {sizes}")
 
-    def _report_annotation(self, pod: Pod, allocation: Allocation, reason: str, text: str) -> None:
+    def _report_annotation(self, allocation: Allocation, reason: str, text: str) -> None:
         if self._reported.new((allocation.id, reason), text):
             self._log.warning(
                 "annotation not applied", allocation=allocation.id, container=allocation.name, detail=text
             )
-        self._event(pod, allocation, "Warning", reason, text)
-
-    def _event(self, pod: Pod, allocation: Allocation, kind: str, reason: str, text: str) -> None:
-        self._cluster.event(pod, kind, reason, text, allocation.ref.container if allocation.ref else "")
+        self._pods.event(allocation, "Warning", reason, text)
 
     def _report(self, allocation_id: str, event: str, detail: str, **more: str) -> None:
         """Logs a problem when it begins, not every round."""
@@ -348,22 +308,22 @@ class LimitsManager:
 
 
 def _changeable(allocation: Allocation) -> Allocation | live_limits.ResizeRefusal:
-    if (allocation.owner and allocation.owner.init) or allocation.lent:
+    init = any(consumer.init for consumer in allocation.consumers)
+    if init or any(hold.lent_bytes for hold in allocation.holds):
         return live_limits.ResizeRefusal(
             f"{allocation.name} is an init container, whose slices others take over; change those"
         )
-    if allocation.undecided:
+    if allocation.origin.undecided:
         return live_limits.ResizeRefusal(
             f"{allocation.name} has not started yet; wait until its annotations are settled"
         )
     return allocation
 
 
-def _is_app(pod: Pod, allocation: Allocation) -> bool:
+def _is_app(pod: Pod, consumer: Consumer) -> bool:
     return any(
-        one.name == allocation.ref.container and one.kind is not ContainerKind.INIT
-        for one in pod.containers
-        if allocation.ref
+        container.name == consumer.ref.container and container.kind is not ContainerKind.INIT
+        for container in pod.containers
     )
 
 

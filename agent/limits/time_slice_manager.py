@@ -117,7 +117,7 @@ class TimeSliceManager:
         allocations = [
             allocation
             for allocation in self._store.table.allocations
-            if allocation.physical and not allocation.gone
+            if allocation.physical and not allocation.ended
         ]
         gpus = {gpu.uuid: gpu for gpu in self._inventory().gpus}
         uuids = {uuid for allocation in allocations for uuid in allocation.physical} & gpus.keys()

@@ -20,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.persistence import codec
+from agent.persistence.codec import Codec
 from gigaslice.allocation.table import AllocationTable
 from gigaslice.errors import CheckpointError, CheckpointVersionError, MissingError, StorageError
 from gigaslice.runtime.files import open_file, read_file, remedy
@@ -42,10 +42,11 @@ class Loaded:
 
 
 class CheckpointFile:
-    """The file at PATH and its predecessor."""
+    """The file at PATH and its predecessor, in the format of CODEC."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, codec: Codec) -> None:
         self._path = path
+        self._codec = codec
         self._previous = path.with_name(path.name + ".previous")
         self._new = path.with_name(path.name + ".new")
         self._ended = deque[str]()  # filled by one thread, emptied by two
@@ -58,7 +59,7 @@ class CheckpointFile:
 
         Releasing allocations makes room on a full disk, and has to be written first: there the predecessor is removed.
         """
-        data = codec.encode_table(table)
+        data = self._codec.encode_table(table)
         try:
             try:
                 self._write(data)
@@ -140,7 +141,7 @@ class CheckpointFile:
             if raw is None:
                 continue
             try:
-                return Loaded(codec.decode_table(raw), tuple(notes))
+                return Loaded(self._codec.decode_table(raw), tuple(notes))
             except CheckpointVersionError as error:
                 raise CheckpointVersionError(
                     f"{path} cannot be used: {error}; start the newer gigaslice again, or move the file away"
@@ -160,7 +161,7 @@ class CheckpointFile:
             raw = _read(path)
             try:
                 if raw is not None:
-                    return codec.decode_table(raw)
+                    return self._codec.decode_table(raw)
             except CheckpointError as error:
                 damage = CheckpointError(
                     f"{path} is damaged: {error}; the running agent replaces it at its next change"

@@ -10,7 +10,8 @@ A directory appears complete or not at all: it is filled under another name and 
 making and removing files is what takes a disk's journal long, so `make_ahead` and `tidy` do it in another thread,
 before and after the fact. Names that begin with a point are its business, and cleared away at the next start. Files are
 not synced one by one; what a power loss takes is rebuilt from the synced checkpoint, before any container can start.
-This is the agent's only creator of limits pages and ledgers. Which directory may be removed is decided in `reconcile`.
+This is the agent's only creator of limits pages and ledgers. Which directory may be removed is decided by the rules of
+the allocation's origin.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ import shutil
 import stat
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import vcuda
 from agent.ledgers.open_ledgers import OpenLedgers
 from agent.ledgers.trust import RecentLimits
-from agent.persistence import codec
+from agent.persistence.codec import Codec
 from agent.persistence.ledger_files import LedgerFiles, ledger_path
-from gigaslice.allocation.table import Allocation, ContainerRef
+from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.allocation.table import Allocation
 from gigaslice.errors import CheckpointError, CheckpointVersionError, StorageError
 from gigaslice.kube.json_text import read_json
 from gigaslice.runtime.files import open_file, read_file, remedy
@@ -49,10 +50,13 @@ _SPARES = 6
 
 
 class AllocationDirs:
-    """All directories below ROOT. ELSEWHERE: where ledgers may lie whose locks would not last there."""
+    """All directories below ROOT, with records in the format of CODEC. ELSEWHERE: where ledgers may lie whose locks
+    would not last there.
+    """
 
-    def __init__(self, root: Path, elsewhere: Path | None = None) -> None:
+    def __init__(self, root: Path, codec: Codec, elsewhere: Path | None = None) -> None:
         self._root = root
+        self._codec = codec
         self.ledger_files = LedgerFiles(root, elsewhere)
         self._ended = deque[Path]()  # filled by one thread, emptied by another
         self._spares = deque[
@@ -127,8 +131,6 @@ class AllocationDirs:
         """Replaces a damaged directory by a new one. Only for an allocation that no process is attached to."""
         self.remove(allocation.id)
         self.create(allocation)
-        if allocation.container:
-            self.write_owner(allocation.id, allocation.container)
 
     def mend_ledger(self, allocation: Allocation) -> bool:
         """Makes a ledger anew that is gone from behind its link, as after a reboot; whether it was. Raises
@@ -227,7 +229,7 @@ class AllocationDirs:
         fresh = target.with_name(target.name + ".new")
         try:
             fresh.unlink(missing_ok=True)  # of an agent that was killed
-            _write(fresh, codec.encode_allocation(allocation), 0o600)
+            _write(fresh, self._codec.encode_allocation(allocation), 0o600)
             fresh.replace(target)
         except OSError as error:
             raise _storage_error("write", target, error) from error
@@ -272,9 +274,9 @@ class AllocationDirs:
         gpus = _limits(allocation)
         vcuda.fill_limits(f"{path}/{contract.LIMITS_FILE}", identity, gpus)
         self.ledger_files.fill(path, identity, gpus)
-        _write(f"{path}/{_ALLOCATION_FILE}", codec.encode_allocation(allocation))
-        if allocation.owner:
-            _write(f"{path}/{_OWNER_NEW}", _owner_document(allocation.owner.ref))
+        _write(f"{path}/{_ALLOCATION_FILE}", self._codec.encode_allocation(allocation))
+        if allocation.consumers:
+            _write(f"{path}/{_OWNER_NEW}", _owner_document(allocation.consumers[0].ref))
             os.rename(f"{path}/{_OWNER_NEW}", f"{path}/{contract.OWNER_FILE}")  # noqa: PTH104
 
     def _spare(self, library: str) -> Path | None:
@@ -289,18 +291,15 @@ class AllocationDirs:
     def _read(self, name: str) -> Allocation | None:
         path = self._root / name
         try:
-            allocation = codec.decode_allocation(read_file(path / _ALLOCATION_FILE, _MOST))
+            allocation = self._codec.decode_allocation(read_file(path / _ALLOCATION_FILE, _MOST))
         except (OSError, CheckpointError, CheckpointVersionError):
             return None
         if allocation.id != name:
             return None
-        if allocation.owner:
-            return allocation  # says it itself; that its container was listed too is learned again
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             owner = read_json(read_file(path / contract.OWNER_FILE, _MOST))
-            return replace(
-                allocation, container=ContainerRef(owner["namespace"], owner["pod"], owner["container"])
-            )
+            ref = ContainerRef(owner["namespace"], owner["pod"], owner["container"])
+            return self._codec.with_owner(allocation, ref)
         return allocation
 
 

@@ -22,9 +22,10 @@ import vcuda
 from agent.ledgers import usage
 from agent.ledgers.trust import believed, ceiling
 from agent.persistence.checkpoint import CheckpointFile
+from agent.persistence.codec import Codec
 from agent.persistence.directories import AllocationDirs
 from agent.persistence.lock import LockFile
-from gigaslice.allocation.reconcile import Answered, Review, recover
+from agent.persistence.recovery import recover
 from gigaslice.allocation.table import Allocation, AllocationTable
 from gigaslice.errors import MissingError, StorageError
 from gigaslice.runtime.files import is_directory, remedy
@@ -40,8 +41,9 @@ CHECKPOINT, ALLOCATIONS, LIBRARIES, LOCK = "checkpoint.json", "allocations", "li
 class Store:
     """State below STATE_DIR; SOURCE is the library to hand out, this installation's own if None.
 
-    GPU_BYTES gives the sizes of the GPUs, with the host memory that was lent to them. LEDGER_DIR: where ledgers lie
-    whose locks would not last in STATE_DIR, None for nowhere else.
+    CODEC has the records of the origins that allocations here may have. GPU_BYTES gives the sizes of the GPUs, with the
+    host memory that was lent to them. LEDGER_DIR: where ledgers lie whose locks would not last in STATE_DIR, None for
+    nowhere else.
     """
 
     def __init__(
@@ -49,11 +51,12 @@ class Store:
         state_dir: Path,
         source: Path | None = None,
         *,
+        codec: Codec,
         gpu_bytes: Callable[[], Mapping[str, int]] = dict,
         ledger_dir: Path | None = None,
     ) -> None:
         self.state_dir = state_dir
-        self.dirs = AllocationDirs(state_dir / ALLOCATIONS, ledger_dir)
+        self.dirs = AllocationDirs(state_dir / ALLOCATIONS, codec, ledger_dir)
         self.library = ""
         self.without_library: Mapping[
             str, Mapping[str, int]
@@ -75,7 +78,8 @@ class Store:
         self._source = source
         self._gpu_bytes = gpu_bytes
         self._lock = LockFile(state_dir / LOCK, f"the state directory {state_dir}")
-        self._checkpoint = CheckpointFile(state_dir / CHECKPOINT)
+        self._codec = codec
+        self._checkpoint = CheckpointFile(state_dir / CHECKPOINT, codec)
         self._table = AllocationTable()
         self._log = get_logger("state")
 
@@ -192,33 +196,35 @@ class Store:
         self._checkpoint.make_ahead()
         self.dirs.make_ahead(self.library)
 
-    def apply(self, review: Review) -> None:
-        """Carries out a review: the allocation table first, then owners' names, missing directories and removals."""
-        self.update(review.table)
-        for allocation in review.learned:
-            if allocation.container:
-                if not (
-                    allocation.owner and allocation.owner.ref == allocation.container
-                ):  # else its file says so already
-                    self._copy("owner", self.dirs.write_owner, allocation.id, allocation.container)
-                self._log.info(
-                    "container identified", allocation=allocation.id, container=str(allocation.container)
-                )
-        for allocation in review.adopted:
-            if allocation.foreign:
-                self._log.warning(
-                    "unrecorded container counted by its device IDs",
-                    container=allocation.name,
-                    allocation=allocation.id,
-                )
-            else:
-                self._log.warning(
-                    "unrecorded container restored", container=allocation.name, allocation=allocation.id
-                )
-            self._recreate(allocation)
-        for allocation in review.released:
+    def release(self, table: AllocationTable, released: Sequence[Allocation]) -> None:
+        """Records TABLE, which has the released allocations no more, and then removes their directories. Raises
+        StorageError, and then changes nothing.
+        """
+        self.update(table)
+        for allocation in released:
             self._log.info("released", allocation=allocation.id, container=allocation.name)
             self._copy("directory", self.dirs.remove, allocation.id)
+
+    def write_owner(self, allocation: Allocation) -> None:
+        """Notes in the directory of an allocation whose it is."""
+        for consumer in allocation.consumers[:1]:
+            self._copy("owner", self.dirs.write_owner, allocation.id, consumer.ref)
+
+    def recreate(self, allocation: Allocation) -> None:
+        """Makes a directory that is missing altogether, or a ledger that a reboot has taken. A damaged one may be
+        mounted: it waits for `ensure`.
+        """
+        if not self.dirs.path(allocation.id).exists():
+            self.dirs.rebuild(allocation)
+            self._log.warning(
+                "allocation directory recreated", allocation=allocation.id, container=allocation.name
+            )
+            return
+        try:
+            if self.dirs.mend_ledger(allocation):
+                self._log.info("ledger recreated", allocation=allocation.id, container=allocation.name)
+        except StorageError as error:
+            self._log.warning("ledger not recreated", allocation=allocation.id, detail=str(error))
 
     def ensure(self, allocation: Allocation) -> None:
         """Makes sure that the allocation's container can start: rebuilds what a power failure or a person has damaged.
@@ -243,37 +249,24 @@ class Store:
             "allocation rebuilt", allocation=allocation.id, container=allocation.name, detail=problem
         )
 
-    def restore(self, allocation: Allocation) -> None:
-        """Takes up ALLOCATION with its directory. What was made up for its container goes. Raises StorageError."""
-        made_up = [
-            one.id
-            for one in self._table.allocations
-            if one.foreign and one.device_ids == allocation.device_ids
-        ]
-        table = self._table.without(made_up)
-        forgotten = table.counted_elsewhere(allocation)
-        allocation = replace(allocation, number=table.next_number, forgotten=forgotten)
+    def restore(self, allocation: Allocation, table: AllocationTable, instead_of: Sequence[str] = ()) -> None:
+        """Makes the directory of ALLOCATION anew and records TABLE, which has it. INSTEAD_OF: ids of allocations that
+        TABLE has no more. Raises StorageError.
+        """
         self.dirs.rebuild(allocation)
-        self.update(table.with_allocation(allocation))
-        for one in made_up:
-            self._copy("directory", self.dirs.remove, one)
-        self._log.warning(
-            "unrecorded container restored", allocation=allocation.id, container=allocation.name
-        )
+        self.update(table)
+        for allocation_id in instead_of:
+            self._copy("directory", self.dirs.remove, allocation_id)
 
     def remake(self, allocation: Allocation) -> None:
         """Puts ALLOCATION in the place of the one with its id, and makes its files say the same. Raises StorageError.
 
         Only for a container that has not started yet: its files are made anew where they change.
         """
-        known = self._table.find(allocation.id)
+        before = self._table.find(allocation.id)
         self.update(self._table.replaced([allocation]))
-        if known is None or _page(known) != _page(allocation):
+        if before is None or _page(before) != _page(allocation):
             self.dirs.rebuild(allocation)
-
-    def is_place_of(self, answer: Answered) -> bool:
-        """Whether the mounts of an answer name the directory that its allocation has here, or none at all."""
-        return answer.directory in ("", str(self.dirs.path(answer.allocation)))
 
     def readings(self) -> dict[str, usage.Reading]:
         """Every allocation's ledger, read now."""
@@ -313,7 +306,7 @@ class Store:
             measured,
             disowned=self.disowned.get(allocation.id, frozenset()),
             listed=self.listed.get(allocation.id, {}),
-            ended=allocation.gone,
+            ended=allocation.ended,
         )
 
     @contextlib.contextmanager
@@ -337,26 +330,27 @@ class Store:
         for note in loaded.notes:
             self._log.error("checkpoint damaged", detail=note)
         directories = self.dirs.read_all()
-        found = recover(loaded.table or AllocationTable(), directories)
-        for allocation in found.adopted:
+        recovery = recover(self._codec, loaded.table or AllocationTable(), directories)
+        table = recovery.table
+        for allocation in recovery.adopted:
             self._log.warning(
                 "allocation recovered from its directory",
                 allocation=allocation.id,
                 container=allocation.name,
             )
-        for name in found.strays:
+        for name in recovery.strays:
             self._log.warning("unknown directory left alone", path=str(self.dirs.path(name)))
-        if found.table != loaded.table:
-            self._checkpoint.save(found.table)  # else nothing is written: an agent starts on a full disk, too
-        self._table = found.table
-        for allocation in found.table.allocations:
-            self._recreate(allocation)
+        if table != loaded.table:
+            self._checkpoint.save(table)  # else nothing is written: an agent starts on a full disk, too
+        self._table = table
+        for allocation in table.allocations:
+            self.recreate(allocation)
             if not self.dirs.ledgers.held(allocation.id):
                 self.dirs.hold(allocation.id)
-            known = directories.get(allocation.id)
-            if known is not None and known.resizes != allocation.resizes:
+            record = directories.get(allocation.id)
+            if record is not None and record.resizes != allocation.resizes:
                 self._copy("allocation", self.dirs.write_allocation, allocation)
-        self._log.info("state loaded", path=str(self.state_dir), occupants=len(found.table.allocations))
+        self._log.info("state loaded", path=str(self.state_dir), occupants=len(table.allocations))
 
     def _copy(self, what: str, write: Callable[_P, None], *arguments: _P.args, **more: _P.kwargs) -> None:
         """Brings a directory into line with the allocation table, which counts: where that fails, the next start does
@@ -369,22 +363,6 @@ class Store:
                 "allocation directory lags behind the allocation table", what=what, detail=str(error)
             )
 
-    def _recreate(self, allocation: Allocation) -> None:
-        """Makes a directory that is missing altogether, or a ledger that a reboot has taken. A damaged one may be
-        mounted: it waits for `ensure`.
-        """
-        if not self.dirs.path(allocation.id).exists():
-            self.dirs.rebuild(allocation)
-            self._log.warning(
-                "allocation directory recreated", allocation=allocation.id, container=allocation.name
-            )
-            return
-        try:
-            if self.dirs.mend_ledger(allocation):
-                self._log.info("ledger recreated", allocation=allocation.id, container=allocation.name)
-        except StorageError as error:
-            self._log.warning("ledger not recreated", allocation=allocation.id, detail=str(error))
-
 
 def _page(allocation: Allocation) -> tuple[object, ...]:
     """What its limits page says."""
@@ -393,7 +371,7 @@ def _page(allocation: Allocation) -> tuple[object, ...]:
 
 
 def read_only(
-    state_dir: Path, gpu_slices: Mapping[str, int] | None = None
+    state_dir: Path, codec: Codec, gpu_slices: Mapping[str, int] | None = None
 ) -> tuple[AllocationTable, dict[str, usage.Reading]]:
     """The allocation table and the ledgers of a state directory, without a lock and without changing anything.
 
@@ -406,9 +384,9 @@ def read_only(
         raise StorageError(
             f"{state_dir} is no state directory of gigaslice; name the one of the agent with --state-dir"
         )
-    checkpoint = CheckpointFile(state_dir / CHECKPOINT)
+    checkpoint = CheckpointFile(state_dir / CHECKPOINT, codec)
     table = checkpoint.peek()
-    dirs = AllocationDirs(state_dir / ALLOCATIONS)
+    dirs = AllocationDirs(state_dir / ALLOCATIONS, codec)
     found = {
         allocation.id: _read_outside(dirs, allocation, gpu_slices or {}) for allocation in table.allocations
     }

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent.providers.provider import Answer, Device, DeviceNode, Provider, RefusedError
+from agent.providers.container_edits import ContainerEdits, DeviceNode
+from agent.providers.resource import Device, DevicePluginResource, RefusedError
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["Adapter", "Rdma", "scan"]
@@ -55,7 +56,7 @@ def scan(root: Path) -> tuple[Adapter, ...]:
     return tuple(found)
 
 
-class Rdma(Provider):
+class Rdma(DevicePluginResource):
     """Hands out RDMA adapters, each as several devices where containers may share it."""
 
     prefers = True
@@ -87,13 +88,13 @@ class Rdma(Provider):
             for number in range(self._share)
         ]
 
-    def answer(self, devices: Sequence[str]) -> Answer:
+    def answer(self, devices: Sequence[str]) -> ContainerEdits:
         """Returns the device nodes of the adapters, each once, and their names in the environment."""
         names = sorted({_adapter_of(device) for device in devices})
         if unknown := [name for name in names if name not in self._adapters]:
             raise RefusedError(f"no RDMA adapter {', '.join(unknown)} on this node; delete the pod")
         nodes = dict.fromkeys(node for name in names for node in self._adapters[name].nodes)
-        return Answer(
+        return ContainerEdits(
             env={VARIABLE: ",".join(names)}, nodes=tuple(DeviceNode(f"/dev/{node}") for node in nodes)
         )
 

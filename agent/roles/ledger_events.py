@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent.apiserver import Cluster
+from agent.apiserver.consumer_pods import ConsumerPods
 from agent.persistence.store import Store
 
 __all__ = ["LedgerEvents"]
@@ -12,24 +13,19 @@ class LedgerEvents:
     """Sends an event to each pod of CLUSTER that has an allocation in the table of STORE, once."""
 
     def __init__(self, cluster: Cluster, store: Store) -> None:
-        self._cluster = cluster
+        self._pods = ConsumerPods(cluster)
         self._store = store
         self._told: frozenset[str] = frozenset()  # allocations
 
     def send(self) -> None:
         """Tells those that have not been told yet, as far as their pods are known."""
         reason = self._store.dirs.ledger_files.unsafe
-        table = self._store.table
-        told = {one.id for one in table.allocations if one.id in self._told}
-        for allocation in table.allocations:
-            owner = allocation.ref
-            if not reason or owner is None or allocation.gone or allocation.id in told:
+        allocations = self._store.table.allocations
+        told = {allocation.id for allocation in allocations if allocation.id in self._told}
+        for allocation in allocations:
+            if not reason or allocation.ended or allocation.id in told:
                 continue
-            pod = self._cluster.pod(owner.namespace, owner.pod)
-            if pod is not None:
-                text = (
-                    f"if killed and restarted, the container may stay charged and get less memory: {reason}"
-                )
-                self._cluster.event(pod, "Warning", "LedgerMayOvercount", text, owner.container)
+            text = f"if killed and restarted, the container may stay charged and get less memory: {reason}"
+            if self._pods.event(allocation, "Warning", "LedgerMayOvercount", text):
                 told.add(allocation.id)
         self._told = frozenset(told)

@@ -18,6 +18,7 @@ from agent.persistence.room import Room
 from agent.persistence.store import Store
 from agent.telemetry.counters import Counters
 from agent.telemetry.metrics import Values
+from gigaslice.allocation.consumer import common_names
 from gigaslice.allocation.table import Allocation
 
 __all__ = ["MetricCollector"]
@@ -83,8 +84,7 @@ class MetricCollector:
         return values
 
     def _container(self, values: Values, allocation: Allocation) -> None:
-        owner = allocation.ref
-        who = (owner.namespace, owner.pod, owner.container) if owner else ("", "", "")
+        who = common_names(allocation.consumers)
         last = self._memory_monitor.last.get(allocation.id, _NOTHING)
         reading = last.reading
         without_library = self._store.without_library.get(allocation.id, {})
@@ -102,7 +102,7 @@ class MetricCollector:
             if allocation.physical.get(gpu):
                 physical = reading.physical.get(gpu) or allocation.physical[gpu]
                 values.add("gigaslice_container_memory_physical_limit_bytes", physical, gpu, *who)
-                if owner:
+                if allocation.consumers:
                     held = self._time_slices.held_us.get((allocation.id, gpu), 0) / 1e6
                     name = "gigaslice_container_time_slice_wait_seconds_total"
                     self._counters.totals.note(name, (gpu, *who), allocation.id, {"": held})
@@ -113,9 +113,8 @@ class MetricCollector:
                 values.add("gigaslice_container_memory_drift_bytes", last.memory[gpu] - used, gpu, *who)
             if reading.cores.get(gpu) and gpu in reading.shares:
                 values.add("gigaslice_container_compute_limit_ratio", reading.cores[gpu] / 100, gpu, *who)
-            values.add(
-                "gigaslice_container_slices", len(allocation.kept.intersection(hold.device_ids)), gpu, *who
-            )
+            slices = 0 if allocation.ended else hold.kept_bytes // hold.slice_bytes
+            values.add("gigaslice_container_slices", slices, gpu, *who)
         for gpu in without_library.keys() - allocation.quota().keys():
             values.add("gigaslice_container_memory_without_library_bytes", without_library[gpu], gpu, *who)
         values.add("gigaslice_container_processes", reading.living, *who)

@@ -16,6 +16,7 @@ import vcuda
 from agent.config import Config, socket_name
 from agent.deviceplugin.hosting import host, run_beside, serve_one
 from agent.deviceplugin.link import Link
+from agent.deviceplugin.records import CODEC
 from agent.front import sockets, supervise
 from agent.front.channel import Kind
 from agent.front.handover import HANDOVER
@@ -50,7 +51,7 @@ def run(config: Config) -> None:
         return
     source, inventory = found
     gpus = InventoryHolder(inventory)
-    store = Store(config.state_dir, gpu_bytes=gpus.gpu_bytes, ledger_dir=config.ledger_dir)
+    store = Store(config.state_dir, codec=CODEC, gpu_bytes=gpus.gpu_bytes, ledger_dir=config.ledger_dir)
     link = Link.open()
     link.hello(config.log_level, config.log_format)
     try:

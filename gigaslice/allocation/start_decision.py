@@ -54,7 +54,7 @@ def _shortfall_now(
         if other.id == allocation.id:
             continue
         behind = (other.waiting and other.number > allocation.number) or (
-            allocation.id in other.supersedes and not allocation.gone
+            allocation.id in other.origin.supersedes and not allocation.ended
         )
         ours = _same_pod(allocation, other)
         if ours and allocation.policy.exclusive:
@@ -169,13 +169,13 @@ def _lack(lack: Missing, why: Mapping[str, str], *, alone: bool) -> str:
 
 
 def _same_pod(allocation: Allocation, other: Allocation) -> bool:
-    return allocation.owner is not None and other.is_of(allocation.owner.uid)
+    return any(other.is_of(consumer.uid) for consumer in allocation.consumers if consumer.uid)
 
 
-def _one_after_the_other(one: Allocation, other: Allocation) -> bool:
+def _one_after_the_other(allocation: Allocation, other: Allocation) -> bool:
     """Whether two containers of a pod never run at a time: the earlier of them is an init container."""
-    first = one if one.number < other.number else other
-    return first.owner is not None and first.owner.init
+    first = allocation if allocation.number < other.number else other
+    return bool(first.consumers) and all(consumer.init for consumer in first.consumers)
 
 
 def _holder(allocation: Allocation, present: Mapping[str, int], gpus: set[str]) -> str:

@@ -1,20 +1,18 @@
-"""The allocation table of the node: every container that was given slices, and which slices those are.
+"""The allocation table of the node: every share of GPUs that was given out. Pure.
 
-An allocation is what one Allocate call handed out. The kubelet speaks in device IDs and this agent places slices
-itself, so an allocation says for each GPU which device IDs are served from it. Three rules of the kubelet shape
-everything here: there is no deallocate call, init containers lend their device IDs to later containers of the same pod,
-and what the kubelet has forgotten it hands out a second time while the first container runs. Values only: each change
-is a new allocation table, and nothing here reads a clock or a file.
+An allocation says how much of which GPUs it has, and by its origin for whom. Nothing here depends on the API by which
+allocations are handed out: what the kubelet's device-plugin API adds, such as device IDs, is in
+`gigaslice.deviceplugin`. Values only: each change is a new allocation table, and nothing here reads a clock or a file.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gigaslice.errors import DeviceIdError, StateError
+from gigaslice.allocation.consumer import Consumer, Origin
+from gigaslice.errors import StateError
 from gigaslice.model import (
     CORES_PER_GPU,
     DEFAULT_PRIORITY,
@@ -24,63 +22,17 @@ from gigaslice.model import (
     Placement,
     RequestOptions,
     Share,
-    parse_device_id,
 )
 
 __all__ = [
     "Allocation",
     "AllocationOptions",
     "AllocationTable",
-    "ContainerRef",
     "Hold",
     "LiveLimit",
-    "Owner",
-    "assign_device_ids",
-    "device_order",
-    "whole_gpu",
-    "whole_gpu_device_id",
+    "holds_of",
+    "whole_hold",
 ]
-
-
-_WHOLE = "whole:"
-
-
-def whole_gpu_device_id(uuid: str) -> str:
-    """The allocation table's device ID for the device UUID of the resource of whole GPUs; never that of a slice."""
-    return _WHOLE + uuid
-
-
-def whole_gpu(device_id: str) -> str:
-    """The GPU's UUID in such a device ID; empty for a slice."""
-    return device_id.removeprefix(_WHOLE) if device_id.startswith(_WHOLE) else ""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ContainerRef:
-    """A container by its names in the cluster."""
-
-    namespace: str
-    pod: str
-    container: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.pod}/{self.container}"
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The container that an allocation was made for, as found out during Allocate. init: a plain init container."""
-
-    uid: str
-    namespace: str
-    pod: str
-    container: str
-    init: bool = False
-
-    @property
-    def ref(self) -> ContainerRef:
-        """The names alone."""
-        return ContainerRef(self.namespace, self.pod, self.container)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,43 +82,50 @@ class LiveLimit:
 
 @dataclass(frozen=True)  # without slots, as an allocation
 class Hold:
-    """Slices of one GPU: one of `slice_bytes` for each of the device IDs, whatever GPU a device ID is named after.
+    """What an allocation has of one GPU.
 
-    physical_bytes: of them in the GPU's own memory at most, the rest may lie in lent host memory; 0: all of them.
-    cores: per cent of this GPU's compute, where that is not as the annotations of the pod say for all its GPUs.
-    counted: bytes of it that count beside the other containers of its pod, where that is not what it has not lent: see
-    `pod_peak`.
+    Attributes:
+        gpu: The GPU's UUID.
+        memory_bytes: What its consumers may use of this GPU.
+        slice_bytes: Size of the GPU's slices when it was given: placement counts whole slices.
+        physical_bytes: Of the memory, what lies in the GPU's own at most, the rest may lie in lent host memory; 0: all.
+        cores: Per cent of this GPU's compute, where that is not as the options say for all GPUs.
+        lent_bytes: Of the memory, what counts for another allocation instead.
+        counted_bytes: What counts beside other allocations, where that is not what it has not lent.
     """
 
     gpu: str
+    memory_bytes: int
     slice_bytes: int
-    device_ids: tuple[str, ...]
     physical_bytes: int = 0
     cores: int | None = None
-    counted: int | None = None
+    lent_bytes: int = 0
+    counted_bytes: int | None = None
 
     @property
-    def memory_bytes(self) -> int:
-        """What the container may use of this GPU."""
-        return len(self.device_ids) * self.slice_bytes
+    def kept_bytes(self) -> int:
+        """The memory that it has not lent."""
+        return self.memory_bytes - self.lent_bytes
 
 
 @dataclass(frozen=True)  # without slots: what follows from the fields is worked out once per allocation
 class Allocation:
-    """What one container was given.
+    """A share of some GPUs.
 
-    id: 32 hex digits, name of its directory. number: order of the Allocate calls, never used twice. created: Unix
-    time in seconds. holds: one per GPU. library: file name that its preload line names. lent: device IDs that a later
-    container of the same pod, or an unknown one, has taken over. supersedes: ids of allocations it took device IDs
-    from. container: known once the kubelet has listed it. suspects: until then, the pods ("namespace/name") one of
-    which it is for; None before the kubelet was asked. gone: its pod has ended by all that is known, so its slices
-    count no more. forgotten: the kubelet counts its devices as free, and nothing shows that its pod has ended, so its
-    slices still count. foreign: made up for a container whose mounts are not these files: it counts, and nothing
-    starts from it. waiting: a GPU had no room for it at Allocate, and the start decision has not let it start yet.
-    owner: the container it was made for, where that was found out during Allocate; a listed container is in
-    `container` besides. undecided: its annotations were not known, or made no sense, and are read again before the
-    start. limits: GPUs whose share was changed since, at most once each. resizes: how many changes there were, so
-    that of two records the later is known. assigned: its GPUs are those of its pod's assignment.
+    Attributes:
+        id: 32 hex digits, name of its directory.
+        number: The order in which allocations were made, never used twice.
+        created: Unix time in seconds.
+        holds: One per GPU.
+        library: The file name that its preload line names.
+        origin: What it was made for.
+        policy: What was asked for beside memory.
+        whole: Its GPUs are given out as they are, without library and limits.
+        waiting: A GPU had no room for it when it was made, and the start decision has not let it start yet.
+        ended: Its consumers are over by all that is known. It counts no more, but for what their processes still hold.
+        assigned: The cluster's scheduler has chosen its GPUs.
+        limits: GPUs whose share was changed since, at most once each.
+        resizes: How many such changes there were, so that of two records the later is known.
     """
 
     id: str
@@ -174,60 +133,38 @@ class Allocation:
     created: float
     holds: tuple[Hold, ...]
     library: str
-    lent: frozenset[str] = frozenset()
-    supersedes: tuple[str, ...] = ()
-    container: ContainerRef | None = None
-    suspects: tuple[str, ...] | None = None
-    gone: bool = False
-    waiting: bool = False
-    owner: Owner | None = None
+    origin: Origin
     policy: AllocationOptions = AllocationOptions()
-    undecided: bool = False
+    whole: bool = False
+    waiting: bool = False
+    ended: bool = False
+    assigned: bool = False
     limits: tuple[LiveLimit, ...] = ()
     resizes: int = 0
-    forgotten: bool = False
-    foreign: bool = False
-    assigned: bool = False
 
     @cached_property
-    def device_ids(self) -> frozenset[str]:
-        """Every device ID of the answer, lent ones included."""
-        return frozenset(device_id for hold in self.holds for device_id in hold.device_ids)
-
-    @cached_property
-    def kept(self) -> frozenset[str]:
-        """The device IDs whose slices still count for it, whatever the kubelet makes of the device IDs."""
-        return frozenset() if self.gone else self.device_ids - self.lent
-
-    @cached_property
-    def held(self) -> frozenset[str]:
-        """The device IDs that are its own in the kubelet's count too: no two allocations hold the same one."""
-        return frozenset() if self.forgotten else self.kept
-
-    @cached_property
-    def whole(self) -> bool:
-        """Whether it is of whole GPUs, which have neither library nor limits in the container."""
-        return any(whole_gpu(device_id) for device_id in self.device_ids)
+    def consumers(self) -> tuple[Consumer, ...]:
+        """The containers that use it, as far as they are known."""
+        return tuple(self.origin.consumers)
 
     @property
     def name(self) -> str:
-        """The name for people: its container, or its id before the kubelet has named one."""
-        known = self.ref
-        return str(known) if known else f"allocation {self.id[:8]}"
+        """The name for people: its containers, or its id before they are known."""
+        return ", ".join(str(consumer.ref) for consumer in self.consumers) or f"allocation {self.id[:8]}"
 
     @property
-    def ref(self) -> ContainerRef | None:
-        """The container it is for, listed or not; None while that is not known."""
-        return self.container or (self.owner.ref if self.owner else None)
+    def keeps(self) -> bool:
+        """Whether anything of it still counts for it, rather than for another allocation or for none."""
+        return not self.ended and any(hold.kept_bytes for hold in self.holds)
 
     def is_of(self, uid: str) -> bool:
-        """Whether it was made for the pod of that UID."""
-        return self.owner is not None and self.owner.uid == uid
+        """Whether a pod of that UID uses it."""
+        return any(consumer.uid == uid for consumer in self.consumers if consumer.uid)
 
     def quota(self) -> dict[str, int]:
-        """Bytes it may use of each GPU: its slices, or what they were changed to."""
+        """Bytes it may use of each GPU: what it was given, or what that was changed to."""
         given = {hold.gpu: hold.memory_bytes for hold in self.holds}
-        changed = {one.gpu: one.memory_bytes for one in self.limits if one.memory_bytes is not None}
+        changed = {limit.gpu: limit.memory_bytes for limit in self.limits if limit.memory_bytes is not None}
         return {**given, **changed}
 
     @cached_property
@@ -240,12 +177,12 @@ class Allocation:
 
     def cores_of(self, gpu: str) -> int:
         """Per cent of a GPU's compute that it may use, 0 for no share."""
-        changed = (one.cores for one in self.limits if one.gpu == gpu and one.cores is not None)
+        changed = (limit.cores for limit in self.limits if limit.gpu == gpu and limit.cores is not None)
         return next(changed, self.given_cores.get(gpu, self.policy.cores))
 
     @cached_property
     def given_cores(self) -> Mapping[str, int]:
-        """Per cent of each GPU's compute as it was given, for GPUs where the annotations do not say it."""
+        """Per cent of each GPU's compute as it was given, for GPUs where the options do not say it."""
         return {hold.gpu: hold.cores for hold in self.holds if hold.cores is not None}
 
     @property
@@ -257,26 +194,24 @@ class Allocation:
 
     @cached_property
     def promised(self) -> Mapping[str, int]:
-        """Bytes of each GPU that no other container may be promised: its quota, without slices that it has lent."""
-        if self.gone:
+        """Bytes of each GPU that no other allocation may be promised: its quota, without what it has lent."""
+        if self.ended:
             return {}
         quota = self.quota()
-        if not self.lent and not self.limits and all(hold.counted is None for hold in self.holds):
+        if all(hold.counted_bytes is None and not hold.lent_bytes for hold in self.holds):
             return quota
-        left = {
-            hold.gpu: max(
-                0, quota[hold.gpu] - len(self.lent.intersection(hold.device_ids)) * hold.slice_bytes
-            )
-            if hold.counted is None
-            else hold.counted
+        counts = {
+            hold.gpu: max(0, quota[hold.gpu] - hold.lent_bytes)
+            if hold.counted_bytes is None
+            else hold.counted_bytes
             for hold in self.holds
-            if self.kept or hold.counted is not None
+            if self.keeps or hold.counted_bytes is not None
         }
-        return {gpu: count for gpu, count in left.items() if count}
+        return {gpu: count for gpu, count in counts.items() if count}
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
-        """Slices that count on each GPU, in the size they had when they were given."""
+        """Slices that count on each GPU, rounded up, in the size they had when they were given."""
         return tuple(
             Share(hold.gpu, -(-self.promised[hold.gpu] // hold.slice_bytes))
             for hold in self.holds
@@ -285,7 +220,7 @@ class Allocation:
 
     @cached_property
     def counted(self) -> tuple[Occupant, ...]:
-        """The same as one allocation, where no policy makes it another; nothing when nothing counts."""
+        """The same as one occupant, where no option makes it another; nothing when nothing counts."""
         return (Occupant(self.id, self.shares),) if self.shares else ()
 
     def shares_of(self, unit: Mapping[str, int]) -> tuple[Share, ...]:
@@ -312,26 +247,16 @@ class AllocationTable:
         """The allocation of that id, if there is one."""
         return next((allocation for allocation in self.allocations if allocation.id == allocation_id), None)
 
-    def all_of_device_ids(self, device_ids: frozenset[str]) -> tuple[Allocation, ...]:
-        """The allocations that were answered to exactly these device IDs, newest first."""
-        return tuple(
-            allocation for allocation in reversed(self.allocations) if allocation.device_ids == device_ids
-        )
-
-    def of_device_ids(self, device_ids: frozenset[str]) -> Allocation | None:
-        """The newest of them: the container that the kubelet means by these device IDs now."""
-        return next(iter(self.all_of_device_ids(device_ids)), None)
-
-    def counted_elsewhere(self, allocation: Allocation) -> bool:
-        """Whether a device ID of ALLOCATION is another one's in the kubelet's count: see `Allocation.held`."""
-        others = (other for other in self.allocations if other.id != allocation.id)
-        return any(not other.held.isdisjoint(allocation.device_ids) for other in others)
+    def of_key(self, key: str) -> Allocation | None:
+        """The newest allocation that answers the request of that key."""
+        answers = (allocation for allocation in reversed(self.allocations) if allocation.origin.key == key)
+        return next(answers, None) if key else None
 
     def with_allocation(self, allocation: Allocation) -> AllocationTable:
         """The allocation table with one more allocation; StateError when its id is there already."""
         if self.find(allocation.id):
             raise StateError(f"allocation {allocation.id} is recorded twice")
-        allocations = tuple(sorted((*self.allocations, allocation), key=lambda one: one.number))
+        allocations = tuple(sorted((*self.allocations, allocation), key=_number))
         return AllocationTable(allocations, max(self.next_number, allocation.number + 1))
 
     def replaced(self, changed: Iterable[Allocation]) -> AllocationTable:
@@ -351,64 +276,24 @@ class AllocationTable:
             allocations=tuple(allocation for allocation in self.allocations if allocation.id not in dropped),
         )
 
-    def taken_over(
-        self,
-        device_ids: Iterable[str],
-        before: int | None = None,
-        pod: str = "",
-        *,
-        over: Collection[str] = (),
-        started: Collection[str] = (),
-        since: float = -math.inf,
-    ) -> tuple[AllocationTable, tuple[str, ...]]:
-        """The allocation table after the kubelet hands DEVICE_IDS to a new container, and the ids of the allocations
-        that had them.
+    def only(self, belongs: Callable[[Allocation], bool]) -> AllocationTable:
+        """The allocation table without the allocations that do not belong to a part of it."""
+        allocations = tuple(allocation for allocation in self.allocations if belongs(allocation))
+        return self if len(allocations) == len(self.allocations) else replace(self, allocations=allocations)
 
-        One that may be of an init container of the same pod lends just these. Of the others those in OVER are gone; the
-        rest may live, so they are forgotten, and count. POD: UID of the new container's pod, where that is known.
-        BEFORE restricts all this to allocations with smaller numbers. STARTED: allocations that processes have used,
-        and SINCE: the least `created` of a lender: the kubelet allocates all containers of a pod at once and before it
-        starts one.
-        """
-        taken = frozenset(device_ids)
-        changed = []
-        for allocation in self.allocations:
-            common = allocation.held & taken
-            if not common or (before is not None and allocation.number >= before):
-                continue
-            if _lends(allocation, pod, started, since):
-                changed.append(replace(allocation, lent=allocation.lent | common))
-            else:
-                changed.append(_ended(allocation, over))
-        return self.replaced(changed), tuple(allocation.id for allocation in changed)
+    def beside(self, others: AllocationTable) -> AllocationTable:
+        """The allocation table with the allocations of OTHERS, which it has none of."""
+        if not others.allocations:
+            return self
+        allocations = tuple(sorted((*self.allocations, *others.allocations), key=_number))
+        return AllocationTable(allocations, max(self.next_number, others.next_number))
 
-    def lenders(
-        self, device_ids: frozenset[str], pod: str, started: Collection[str], since: float
-    ) -> frozenset[str]:
-        """Ids of the allocations that would lend DEVICE_IDS rather than lose them: see `taken_over`."""
-        return frozenset(
-            allocation.id
-            for allocation in self.allocations
-            if not allocation.held.isdisjoint(device_ids) and _lends(allocation, pod, started, since)
-        )
-
-    def given_back(self, free_device_ids: Iterable[str], over: Collection[str] = ()) -> AllocationTable:
-        """The allocation table after the kubelet shows FREE_DEVICE_IDS as free: their holders are gone if OVER names
-        them, or else forgotten. A kubelet that has lost its checkpoint shows the devices of running containers as free.
-        """
-        free = frozenset(free_device_ids)
+    def with_ended(self, ids: Collection[str]) -> AllocationTable:
+        """The allocation table after the consumers of some allocations have ended."""
         return self.replaced(
-            _ended(allocation, over)
+            replace(allocation, ended=True)
             for allocation in self.allocations
-            if not allocation.held.isdisjoint(free)
-        )
-
-    def counted_out(self, over: Collection[str]) -> AllocationTable:
-        """The allocation table after the pods of the allocations OVER have ended."""
-        return self.replaced(
-            replace(allocation, gone=True)
-            for allocation in self.allocations
-            if allocation.id in over and not allocation.gone
+            if allocation.id in ids and not allocation.ended
         )
 
     def occupants(self, gpus: Sequence[Gpu], pod: str = "") -> tuple[Occupant, ...]:
@@ -418,7 +303,7 @@ class AllocationTable:
         """
         unit = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
         whole = {gpu.uuid: gpu.slices for gpu in gpus}
-        found: list[Occupant] = []
+        occupants: list[Occupant] = []
         for allocation in self.allocations:
             shares = allocation.shares_of(unit) if allocation.shares else ()
             if shares is allocation.shares and not (
@@ -427,7 +312,7 @@ class AllocationTable:
                 or allocation.limits
                 or allocation.given_cores
             ):  # as most are
-                found += allocation.counted
+                occupants += allocation.counted
                 continue
             if shares and allocation.policy.exclusive and not allocation.is_of(pod):
                 shares = tuple(
@@ -435,59 +320,32 @@ class AllocationTable:
                     for share in shares
                 )
             elif shares and (allocation.policy.cores or allocation.limits or allocation.given_cores):
-                shares = tuple(Share(one.gpu, one.slices, allocation.cores_of(one.gpu)) for one in shares)
+                shares = tuple(
+                    Share(share.gpu, share.slices, allocation.cores_of(share.gpu)) for share in shares
+                )
             if shares:
-                found.append(Occupant(allocation.id, shares))
-        return tuple(found)
+                occupants.append(Occupant(allocation.id, shares))
+        return tuple(occupants)
 
     def of_pod(self, uid: str) -> tuple[Allocation, ...]:
         """The allocations that count for the pod of that UID, in order."""
         return tuple(
-            allocation for allocation in self.allocations if allocation.is_of(uid) and not allocation.gone
+            allocation for allocation in self.allocations if allocation.is_of(uid) and not allocation.ended
         )
 
 
-def _ended(allocation: Allocation, over: Collection[str]) -> Allocation:
-    return replace(allocation, gone=True) if allocation.id in over else replace(allocation, forgotten=True)
-
-
-def _lends(allocation: Allocation, pod: str, started: Collection[str], since: float) -> bool:
-    if allocation.owner is not None and pod:
-        return allocation.owner.init and allocation.owner.uid == pod
-    if allocation.container is not None or allocation.id in started or allocation.created < since:
-        return False
-    return allocation.owner is None or allocation.owner.init
-
-
-def assign_device_ids(
-    device_ids: Iterable[str], placement: Placement, gpus: Sequence[Gpu]
-) -> tuple[Hold, ...]:
-    """Serves each device ID from a GPU of PLACEMENT: from the one it is named after where that has room, else in order.
-
-    The number of device IDs and of slices must be the same; StateError otherwise.
-    """
-    rest = sorted(set(device_ids), key=device_order)
-    if len(rest) != placement.slices:
-        raise StateError(f"{placement.slices} slices were placed for {len(rest)} devices")
+def holds_of(placement: Placement, gpus: Sequence[Gpu]) -> tuple[Hold, ...]:
+    """What an allocation has that was placed so: the slices of each GPU, in bytes."""
     unit = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
-    own: dict[str, list[str]] = {}
-    for share in placement.shares:
-        named = [device_id for device_id in rest if device_id.startswith(share.gpu + "/")][: share.slices]
-        own[share.gpu] = named
-        taken = frozenset(named)
-        rest = [device_id for device_id in rest if device_id not in taken]
-    holds = []
-    for share in placement.shares:
-        missing = share.slices - len(own[share.gpu])
-        served, rest = [*own[share.gpu], *rest[:missing]], rest[missing:]
-        holds.append(Hold(share.gpu, unit[share.gpu], tuple(served)))
-    return tuple(holds)
+    return tuple(
+        Hold(share.gpu, share.slices * unit[share.gpu], unit[share.gpu]) for share in placement.shares
+    )
 
 
-def device_order(device_id: str) -> tuple[str, int, str]:
-    """The place of a device ID among others: the GPU that it is named after first, then its number."""
-    try:
-        parsed = parse_device_id(device_id)
-    except DeviceIdError:
-        return device_id, 0, device_id
-    return parsed.uuid, parsed.number, device_id
+def whole_hold(gpu: Gpu) -> Hold:
+    """What an allocation has of a GPU that it is given as a whole: one slice of the size of the GPU."""
+    return Hold(gpu.uuid, gpu.bytes_of(gpu.slices), gpu.bytes_of(gpu.slices))
+
+
+def _number(allocation: Allocation) -> int:
+    return allocation.number

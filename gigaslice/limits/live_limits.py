@@ -7,13 +7,13 @@ next agent decides the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gigaslice import units
 from gigaslice.allocation.host_memory import others_bytes, real_part
-from gigaslice.allocation.table import Allocation, AllocationTable, Hold, LiveLimit
-from gigaslice.model import CORES_PER_GPU, Gpu, gpu_device_ids
+from gigaslice.allocation.table import Allocation, AllocationTable, LiveLimit
+from gigaslice.model import CORES_PER_GPU, Gpu
 
 __all__ = [
     "MIB",
@@ -24,7 +24,6 @@ __all__ = [
     "resized",
     "rounded",
     "with_limits",
-    "withheld",
 ]
 
 MIB = 1 << 20
@@ -87,7 +86,7 @@ def _limit_now(allocation: Allocation, gpu: Gpu, quota: int, *, alone: bool) -> 
     elastic = (
         allocation.policy.elastic
         and alone
-        and not (allocation.gone or allocation.waiting or allocation.undecided)
+        and not (allocation.ended or allocation.waiting or allocation.origin.undecided)
     )
     if not elastic:
         return quota, allocation.cores_of(gpu.uuid)
@@ -154,57 +153,6 @@ def with_limits(allocation: Allocation, memory: Mapping[str, int], cores: Mappin
     if tuple(limits) == allocation.limits:
         return allocation
     return replace(allocation, limits=tuple(limits), resizes=allocation.resizes + 1)
-
-
-def withheld(table: AllocationTable, gpus: Sequence[Gpu], uncounted: Collection[str] = ()) -> frozenset[str]:
-    """The free device IDs that cannot be had: containers count for more than theirs, or have what is not counted.
-
-    The kubelet counts device IDs. A grown container has no more of them than before, and one that has lent them to a
-    container on another GPU has none. UNCOUNTED: allocations whose
-    devices the kubelet counts as free and whose pods the scheduler does not count either. Nothing else is withheld, and
-    never a device ID that a container has: the kubelet takes a container whose devices are unhealthy for broken. Device
-    IDs of the grown containers' GPUs come first, and of each GPU those with the largest numbers.
-    """
-    units_of = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
-    growth: dict[str, int] = {}
-    promised: dict[str, int] = {}
-    for allocation in table.allocations:
-        given = {
-            hold.gpu: 0 if allocation.id in uncounted else _by_device_ids(allocation, hold)
-            for hold in allocation.holds
-        }
-        for gpu, count in allocation.promised.items():
-            promised[gpu] = promised.get(gpu, 0) + count
-            growth[gpu] = growth.get(gpu, 0) + max(0, count - given[gpu])
-    if not any(growth.values()):
-        return frozenset()
-    held = frozenset(
-        device_id
-        for allocation in table.allocations
-        if allocation.id not in uncounted
-        for device_id in allocation.kept
-    )
-    free = {
-        gpu.uuid: [device_id for device_id in gpu_device_ids(gpu) if device_id not in held] for gpu in gpus
-    }
-    room = {
-        gpu.uuid: max(0, gpu.bytes_of(gpu.slices) - promised.get(gpu.uuid, 0)) // gpu.slice_bytes
-        for gpu in gpus
-    }
-    grown = sum(-(-count // units_of[gpu]) for gpu, count in growth.items() if gpu in units_of)
-    lost = min(grown, sum(map(len, free.values())) - sum(room.values()))
-    found: list[str] = []
-    for gpu in sorted(free, key=lambda uuid: (-growth.get(uuid, 0), uuid)):
-        surplus = min(max(0, len(free[gpu]) - room[gpu]), max(0, lost - len(found)))
-        found += free[gpu][len(free[gpu]) - surplus :]
-    return frozenset(found)
-
-
-def _by_device_ids(allocation: Allocation, hold: Hold) -> int:
-    """What the device IDs of a hold make the kubelet count for it."""
-    if hold.counted is None:
-        return hold.memory_bytes
-    return len(allocation.kept.intersection(hold.device_ids)) * hold.slice_bytes
 
 
 def _refusal(

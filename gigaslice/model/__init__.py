@@ -5,7 +5,6 @@ Everything here is frozen; the decisions over these values are in `gigaslice.pla
 
 from gigaslice.model.annotation_rights import AnnotationRights, annotation_rights
 from gigaslice.model.csi_volume import DATASET_DRIVER, CsiVolume
-from gigaslice.model.device_id import DeviceId, format_device_id, gpu_device_ids, parse_device_id
 from gigaslice.model.gpu import CORES_PER_GPU, Gpu, count_slices, matches_model
 from gigaslice.model.lending import Lending, lend
 from gigaslice.model.matrix import TopoMatrix, parse_topo_matrix
@@ -35,7 +34,6 @@ __all__ = [
     "AnnotationRights",
     "ContainerKind",
     "CsiVolume",
-    "DeviceId",
     "Gpu",
     "Infeasible",
     "Lending",
@@ -58,11 +56,8 @@ __all__ = [
     "annotation_rights",
     "annotations_by_container",
     "count_slices",
-    "format_device_id",
-    "gpu_device_ids",
     "lend",
     "matches_model",
-    "parse_device_id",
     "parse_options",
     "parse_topo_matrix",
     "short_name",

@@ -8,7 +8,6 @@ the docstrings name.
 from gigaslice.placement.decide import place, place_waiting
 from gigaslice.placement.pairs import best_effort, pair_score
 from gigaslice.placement.policy import Policy
-from gigaslice.placement.preferred import preferred_device_ids
 from gigaslice.placement.waiting import Missing, Waiting
 
 __all__ = [
@@ -19,5 +18,4 @@ __all__ = [
     "pair_score",
     "place",
     "place_waiting",
-    "preferred_device_ids",
 ]

@@ -33,8 +33,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from agent.allocation.service import AllocationService
 from agent.deviceplugin.link import CallContext
+from agent.deviceplugin.records import CODEC
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.static import parse_inventory
 from agent.kubelet import listing
@@ -42,9 +42,10 @@ from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.kubelet.pb import podresources_v1_pb2 as podresources
 from agent.persistence.store import Store
-from gigaslice.allocation.lifetime import ListedPod
+from gigaslice.deviceplugin.device_id import gpu_device_ids
+from gigaslice.deviceplugin.lifetime import ListedPod
+from gigaslice.deviceplugin.origin import plugin
 from gigaslice.kube.decode import parse_pod
-from gigaslice.model import gpu_device_ids
 from gigaslice.placement import Policy
 from gigaslice.runtime import logs
 from tests.bench import echo
@@ -52,6 +53,7 @@ from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import NODE, ApiServer, pod_document
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec, Runtime
 from tests.fakes.kubelet.podresources import RateLimit
+from tests.fakes.nodes import device_allocator
 from tests.fakes.served import gpu_memory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,9 +98,9 @@ def measure_code(directory: Path) -> tuple[list[float], list[float]]:
     source = parse_inventory(inventory().encode(), "the inventory", 1 << 30)
     gpus = InventoryHolder(source)
     logs.set_up("error", "json")
-    store = Store(directory / "state-in-process")
+    store = Store(directory / "state-in-process", codec=CODEC)
     store.open()
-    allocator = AllocationService(store, gpus, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
+    allocator = device_allocator(store, gpus, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
     free = [device_id for gpu in source.gpus for device_id in gpu_device_ids(gpu)]
     held = list[tuple[str, ...]]()
     rng, preferred, allocate = random.Random(2), list[float](), list[float]()
@@ -110,7 +112,9 @@ def measure_code(directory: Path) -> tuple[list[float], list[float]]:
         preferred.append((time.perf_counter() - begin) * 1e3)
         allocate.append(timed(lambda chosen=chosen: allocator.allocate([chosen])))
         gone = [
-            allocation.id for allocation in store.table.allocations if allocation.gone or allocation.forgotten
+            allocation.id
+            for allocation in store.table.allocations
+            if allocation.ended or plugin(allocation).forgotten
         ]
         store.update(store.table.without(gone))  # as the next poll of the kubelet's list would
         for allocation_id in gone:
@@ -142,9 +146,9 @@ def measure_pods(directory: Path) -> list[float]:
     """Milliseconds of the agent per pod with annotations: whose it is, preference, allocation, event."""
     source = parse_inventory(inventory().encode(), "the inventory", 1 << 30)
     gpus = InventoryHolder(source)
-    store = Store(directory / "state-of-pods")
+    store = Store(directory / "state-of-pods", codec=CODEC)
     store.open()
-    allocator = AllocationService(store, gpus, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
+    allocator = device_allocator(store, gpus, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
     cluster, kubelet = MemoryCluster(), _Listed()
     servicer = gpu_memory(store, allocator, gpus, kubelet=kubelet, cluster=cluster).servicer
     free = [device_id for gpu in source.gpus for device_id in gpu_device_ids(gpu)]
@@ -189,7 +193,7 @@ def measure_pods(directory: Path) -> list[float]:
             gone = [
                 allocation.id
                 for allocation in store.table.allocations
-                if allocation.gone or allocation.forgotten
+                if allocation.ended or plugin(allocation).forgotten
             ]
             store.update(store.table.without(gone))
             for allocation_id in gone:
@@ -200,7 +204,7 @@ def measure_pods(directory: Path) -> list[float]:
             held.append((name, chosen))
 
     asyncio.run(story())
-    assert not any(allocation.undecided for allocation in store.table.allocations)
+    assert not any(plugin(allocation).undecided for allocation in store.table.allocations)
     store.close()
     return times
 

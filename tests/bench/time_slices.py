@@ -21,13 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import vcuda
+from agent.deviceplugin.records import CODEC
 from agent.inventory.source import Inventory
 from agent.limits.time_slice_manager import TimeSliceManager
 from agent.persistence.store import Store
-from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable, Hold
+from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable
+from gigaslice.deviceplugin.origin import GpuTokens
 from gigaslice.model import Gpu, Topology
 from tests.bench.svg import bars
 from tests.fakedriver.env import driver_env
+from tests.fakes.nodes import of_tokens
 
 GIB, MIB = 1 << 30, 1 << 20
 MACHINE = """paging: {paging}
@@ -118,7 +121,7 @@ class Node:
             Gpu(uuid, n, "simulated", 16 * GIB, 32, GIB, host_bytes=16 * GIB) for n, uuid in enumerate(uuids)
         )
         self.inventory = Inventory(gpus, Topology.flat(self.gpus))
-        self.store = Store(self.directory / "state", vcuda.library_path())
+        self.store = Store(self.directory / "state", vcuda.library_path(), codec=CODEC)
         self.store.open()
 
     def start(
@@ -141,15 +144,16 @@ class Node:
         """A container with SIZES GiB of quota on the first GPUs."""
         table: AllocationTable = self.store.table
         number = table.next_number
-        holds = tuple(
-            Hold(gpu.uuid, GIB, tuple(f"{gpu.uuid}/{1000 * number + n}" for n in range(size)), physical)
+        tokens = [
+            GpuTokens(gpu.uuid, tuple(f"{gpu.uuid}/{1000 * number + n}" for n in range(size)))
             for gpu, size in zip(self.inventory.gpus, sizes, strict=False)
             if size
-        )
+        ]
         rules = AllocationOptions(oversubscribe=True, **policy)  # type: ignore[arg-type]
-        allocation = Allocation(
-            f"{number:032x}", number, time.time(), holds, self.store.library, policy=rules
-        )
+        allocation = of_tokens(
+            number, *tokens, created=time.time(), library=self.store.library, policy=rules,
+            physical_bytes=physical,
+        )  # fmt: skip
         self.store.commit(table.with_allocation(allocation), [allocation])
         return allocation
 

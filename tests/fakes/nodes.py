@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from dataclasses import fields
+
+from agent.allocation.service import AllocationService
+from agent.deviceplugin.container_requests import ContainerRequests
+from agent.deviceplugin.device_allocator import DeviceAllocator
+from agent.inventory.holder import GpusNow
 from agent.inventory.source import Inventory, Vitals
-from gigaslice.allocation.reconcile import Listed, PodListing
+from agent.persistence.store import Store
+from gigaslice import units
 from gigaslice.allocation.table import Allocation, Hold
-from gigaslice.model import Gpu, Topology, gpu_device_ids
+from gigaslice.deviceplugin.device_id import gpu_device_ids, whole_gpu_device_id
+from gigaslice.deviceplugin.lifetime import Listed, PodListing
+from gigaslice.deviceplugin.origin import DevicePluginOrigin, GpuTokens, with_tokens
+from gigaslice.model import AnnotationRights, Gpu, SliceUnit, Topology
+from gigaslice.placement import Policy
 
 GIB = 1 << 30
 LIBRARY = "libvcuda-0.1.0.so"
@@ -43,11 +56,71 @@ def all_device_ids(found: Inventory) -> list[str]:
     return [device_id for gpu in found.gpus for device_id in gpu_device_ids(gpu)]
 
 
-def allocation(number: int, *held: tuple[int, range], **more: object) -> Allocation:
+_ORIGIN = {field.name for field in fields(DevicePluginOrigin)}
+
+
+def allocation(number: int, *tokens: tuple[int, range], **more: object) -> Allocation:
     """An allocation of so many device IDs of each GPU, all named after it: allocation(1, (0, range(8)))."""
-    holds = tuple(Hold(uuid(gpu), GIB, tuple(f"{uuid(gpu)}/{n}" for n in numbers)) for gpu, numbers in held)
-    fields: dict[str, object] = {"id": f"{number:032x}", "created": 1700000000.5, "library": LIBRARY, **more}
-    return Allocation(number=number, holds=holds, **fields)  # type: ignore[arg-type]
+    served = tuple(
+        GpuTokens(uuid(gpu), tuple(f"{uuid(gpu)}/{n}" for n in numbers)) for gpu, numbers in tokens
+    )
+    return of_tokens(number, *served, **more)
+
+
+def of_tokens(number: int, *tokens: GpuTokens, slice_bytes: int = GIB, **more: object) -> Allocation:
+    """An allocation of these device IDs; MORE are fields of it, of its origin, or of its only hold."""
+    origin = DevicePluginOrigin(tokens, **{key: more.pop(key) for key in _ORIGIN & more.keys()})  # type: ignore[arg-type]
+    own = {key: more.pop(key) for key in ("physical_bytes", "cores") if key in more}
+    holds = tuple(
+        Hold(one.gpu, len(one.device_ids) * slice_bytes, slice_bytes, **own)  # type: ignore[arg-type]
+        for one in tokens
+    )
+    values: dict[str, object] = {"id": f"{number:032x}", "created": 1700000000.5, "library": LIBRARY, **more}
+    made = Allocation(number=number, holds=holds, origin=origin, **values)  # type: ignore[arg-type]
+    return with_tokens(made, origin)
+
+
+def whole_allocation(number: int, *gpus: int, slices: int = 24, **more: object) -> Allocation:
+    """An allocation of whole GPUs of SLICES GiB, each under its own name."""
+    tokens = tuple(GpuTokens(uuid(gpu), (whole_gpu_device_id(uuid(gpu)),)) for gpu in gpus)
+    return of_tokens(number, *tokens, slice_bytes=slices * GIB, whole=True, **more)
+
+
+def device_allocator(
+    store: Store,
+    gpus: GpusNow,
+    policy: Policy = Policy.GAIA,
+    now: Callable[[], float] = lambda: 1700000000.0,
+    new_id: Callable[[], str] | None = None,
+    *,
+    resource: str = "gigaslice.io/vgpu-memory",
+    whole_resource: str = "",
+    slice_resources: tuple[str, ...] = (),
+    slice_bytes: int = GIB,
+    rights: AnnotationRights = AnnotationRights.REFUSE,
+    whole: bool = False,
+    **options: object,
+) -> DeviceAllocator:
+    """Allocations by device IDs over a service of their own; without NEW_ID their ids are numbers from 1 on."""
+    numbers = itertools.count(1)
+    service = AllocationService(
+        store,
+        gpus,
+        policy,
+        now,
+        new_id or (lambda: f"{next(numbers):032x}"),
+        slice_bytes=slice_bytes,
+        **options,  # type: ignore[arg-type]
+    )
+    requests = ContainerRequests(
+        gpus,
+        SliceUnit(slice_bytes, units.parse_bytes),
+        resource,
+        whole_resource=whole_resource,
+        slice_resources=slice_resources,
+        rights=rights,
+    )
+    return DeviceAllocator(service, store, requests, now, whole=whole)
 
 
 class ListedKubelet:

@@ -11,22 +11,26 @@ from typing import Any
 
 import grpc
 
-from agent.allocation.pod_events import PodEvents
-from agent.allocation.service import AllocationService
-from agent.allocation.start import StartDecider
+from agent.allocation.dataset_gate import StartCondition
+from agent.allocation.start import StartGate
 from agent.apiserver import Cluster, NoCluster
 from agent.deviceplugin.admission import AdmissionResolver
+from agent.deviceplugin.device_allocator import DeviceAllocator
 from agent.deviceplugin.device_list import DeviceList
 from agent.deviceplugin.gpu_memory import GpuMemory
 from agent.deviceplugin.hosting import serve_one
 from agent.deviceplugin.link import Link
-from agent.deviceplugin.replay import ReplayResolver
+from agent.deviceplugin.pod_events import PodEvents
+from agent.deviceplugin.poller import Poller
+from agent.deviceplugin.prestart import StartDecider
 from agent.deviceplugin.servicer import Servicer
+from agent.deviceplugin.settlement import Settlement, Settler
+from agent.deviceplugin.start_allocation import StartAllocationResolver
 from agent.inventory.holder import InventoryHolder
 from agent.persistence.store import Store
 from agent.telemetry.counters import Counters
-from gigaslice.allocation.lifetime import ListedPod, PodListing
-from gigaslice.allocation.reconcile import Answered
+from gigaslice.deviceplugin.lifetime import ListedPod, PodListing
+from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
 from gigaslice.errors import KubeletError
 
 
@@ -55,29 +59,56 @@ class Parts:
 
 def gpu_memory(
     store: Store,
-    allocator: AllocationService,
+    allocator: DeviceAllocator,
     gpus: InventoryHolder,
     *,
     kubelet: Any = None,
     cluster: Cluster | None = None,
-    kept_answers: Callable[[], Sequence[Answered] | None] = lambda: None,
+    kept_responses: Callable[[], Sequence[KeptAllocateResponse] | None] = lambda: None,
 ) -> Parts:
     """The parts as the node agent joins them. Without KUBELET and CLUSTER no container is ever identified."""
     cluster, devices, counters = cluster or NoCluster(), DeviceList(gpus), Counters()
     events = PodEvents(allocator, cluster)
-    starts = StartDecider(store, allocator, cluster, events, lambda: None)
+    starts = start_decider(store, allocator, cluster, events)
     provider = GpuMemory(
         store,
         allocator,
         devices,
         "env",
         admissions=AdmissionResolver(store, kubelet or NoKubelet(), cluster, allocator.resource),
-        replays=ReplayResolver(store, allocator, cluster, kept_answers),
+        start_allocations=StartAllocationResolver(store, allocator, cluster, kept_responses),
         starts=starts,
         events=events,
         allocated=lambda: None,
     )
     return Parts(Servicer(provider, counters), provider, devices, starts, counters)
+
+
+def start_decider(
+    store: Store,
+    allocator: DeviceAllocator,
+    cluster: Cluster,
+    events: PodEvents,
+    blocked: Callable[[], None] = lambda: None,
+    *,
+    datasets: StartCondition | None = None,
+) -> StartDecider:
+    """The start decision as the node agent joins it."""
+    settlement = Settlement(store, Settler(store, allocator), allocator, cluster, events)
+    gate = StartGate(store, allocator.service, cluster, datasets)
+    return StartDecider(store, gate, settlement, cluster, events=events, blocked=blocked)
+
+
+def poller_of(
+    store: Store,
+    allocator: DeviceAllocator,
+    kubelet: Any,
+    interval: float = 3600.0,
+    now: Callable[[], float] = lambda: 1.0,
+    **more: Any,
+) -> Poller:
+    """The poller as the node agent joins it."""
+    return Poller(store, allocator, Settler(store, allocator), kubelet, interval=interval, now=now, **more)
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.deviceplugin.records import CODEC
 from agent.persistence.store import Store
 
 
@@ -35,7 +36,7 @@ def short_dir():
 def store(tmp_path):
     library = tmp_path / "libvcuda.so"
     library.write_bytes(b"\x7fELF library")
-    made = Store(tmp_path / "state", library)
+    made = Store(tmp_path / "state", library, codec=CODEC)
     made.open()
     yield made
     made.close()

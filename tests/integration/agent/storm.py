@@ -26,8 +26,10 @@ import time
 from pathlib import Path
 
 import vcuda
+from agent.deviceplugin.records import CODEC
 from agent.front.front import PATIENCE_SECONDS
 from agent.persistence.store import read_only
+from gigaslice.deviceplugin.origin import held
 from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubelet import FakeKubelet, Runtime
 from tests.fakes.kubelet.deployment import Deployment
@@ -65,7 +67,7 @@ class Storm:
         self._pods: list = []
         self._pids: dict[str, int] = {}
         self._refused: list[str] = []
-        self._kubelet = threading.RLock()  # held while there is none
+        self._kubelet = threading.RLock()  # taken while there is none
         self._load = threading.Thread(target=self._come_and_go, daemon=True)
 
     def begin(self) -> None:
@@ -110,7 +112,7 @@ class Storm:
             assert self.node.run_pod(pod(f"whole{number}", SLICES)).phase == "Running"
 
     def _allocations(self) -> tuple:
-        return read_only(self.agent.state)[0].allocations
+        return read_only(self.agent.state, CODEC)[0].allocations
 
     def directories(self) -> list[str]:
         """All but those made ahead for allocations to come."""
@@ -125,7 +127,7 @@ class Storm:
     def _compare(self, running: list) -> None:
         if not (self.agent.state / "allocations").is_dir():
             return  # it was killed before its first breath
-        table, _ = read_only(self.agent.state)
+        table, _ = read_only(self.agent.state, CODEC)
         known = {allocation.id: allocation for allocation in table.allocations}
         promised: dict[str, int] = {}
         for one, container in running:
@@ -141,8 +143,8 @@ class Storm:
             pid = self._pids.setdefault(f"{one.uid}/{container.name}", container.process.pid)
             assert container.process.pid == pid, f"{one}: another process"
         assert max(promised.values(), default=0) <= SLICES * GIB, "a GPU is promised twice"
-        held = [device_id for allocation in table.allocations for device_id in allocation.held]
-        assert len(held) == len(set(held)), "a device ID counts twice"
+        taken = [device_id for allocation in table.allocations for device_id in held(allocation)]
+        assert len(taken) == len(set(taken)), "a device ID counts twice"
 
     def report(self) -> dict[str, object]:
         """What happened, for people."""

@@ -9,9 +9,11 @@ import grpc
 import pytest
 
 import vcuda
+from agent.deviceplugin.records import CODEC
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.persistence.store import read_only
+from gigaslice.deviceplugin.origin import held, plugin
 from tests.fakes.kubelet import PodSpec
 from tests.fakes.nodes import GIB, uuid
 from tests.integration.agent.conftest import (
@@ -68,16 +70,16 @@ class Caller:
 
 def check_tables(agent, caller):
     """Every answer is in the allocation table with its directory; no device ID and no slice counts twice."""
-    table, readings = read_only(agent.state)
+    table, readings = read_only(agent.state, CODEC)
     by_id = {one.id: one for one in table.allocations}
     for key, device_ids in caller.answered.items():
         assert key in by_id, "an answered allocation is lost"
-        assert by_id[key].device_ids == device_ids
+        assert plugin(by_id[key]).device_ids == device_ids
         assert readings[key].problem is None
         page = vcuda.read_limits(agent.state / "allocations" / key / contract.LIMITS_FILE)
         assert sum(gpu.memory_bytes for gpu in page.gpus) == len(device_ids) * GIB
-    held = [device_id for one in table.allocations for device_id in one.held]
-    assert len(held) == len(set(held)), "a device ID counts twice"
+    taken = [device_id for one in table.allocations for device_id in held(one)]
+    assert len(taken) == len(set(taken)), "a device ID counts twice"
     assert len({one.number for one in table.allocations}) == len(table.allocations)
     wait_until(lambda: leftovers(agent) == [], "the files of what has ended to go")
 
@@ -190,7 +192,7 @@ def test_a_checkpoint_of_a_newer_agent_is_refused_and_nothing_is_harmed(node, ag
     running = node.run_pod(pod("a", 8))
     agent.kill()
     path = agent.state / "checkpoint.json"
-    path.write_bytes(codec._sealed(b"{}", version=99))
+    path.write_bytes(codec.sealed(b"{}", version=99))
     code, lines = agent.run()
     assert (code, len(lines)) == (1, 1)
     assert "version 99" in lines[0]

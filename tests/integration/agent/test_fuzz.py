@@ -14,11 +14,13 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from agent.allocation import start as start_module
+from agent.deviceplugin import prestart as start_module
+from agent.deviceplugin.records import CODEC
 from agent.inventory.holder import InventoryHolder
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.persistence.store import Store, read_only
-from gigaslice.allocation.lifetime import ListedPod
+from gigaslice.deviceplugin.lifetime import ListedPod
+from gigaslice.deviceplugin.origin import held
 from gigaslice.kube.decode import parse_pod
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
@@ -137,10 +139,10 @@ def is_preference(raw):
 def check(store, calls):
     """What is in memory is on disk (but for what the kubelet says again), and every allocation has its directory."""
     table = store.table
-    held = [device_id for allocation in table.allocations for device_id in allocation.held]
-    assert len(held) == len(set(held)), "a device ID counts once"
+    taken = [device_id for allocation in table.allocations for device_id in held(allocation)]
+    assert len(taken) == len(set(taken)), "a device ID counts once"
     assert len({allocation.id for allocation in table.allocations}) == len(table.allocations)
-    on_disk = {allocation.id for allocation in read_only(store.state_dir)[0].allocations}
+    on_disk = {allocation.id for allocation in read_only(store.state_dir, CODEC)[0].allocations}
     assert {allocation.id for allocation in table.allocations} == on_disk
     assert all(store.dirs.problem(allocation) is None for allocation in table.allocations)
     assert set(store.dirs.read_all()) == on_disk, calls
@@ -203,7 +205,7 @@ def converse(directory, library, cluster, calls):
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, start_module, "_PATIENCE", patience)
         number = len(list(directory.iterdir()))
-        store = Store(directory / f"state-{number}", library)
+        store = Store(directory / f"state-{number}", library, codec=CODEC)
         store.open()
         stack.callback(store.close)
         asyncio.run(story(store))

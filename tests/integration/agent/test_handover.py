@@ -15,9 +15,11 @@ import pytest
 
 from agent.control import client
 from agent.control.pb.control_v1_pb2 import ResizeRequest
+from agent.deviceplugin.records import CODEC
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.persistence.store import read_only
+from gigaslice.deviceplugin.origin import plugin
 from tests.fakes.kubelet import ContainerSpec, PodSpec
 from tests.fakes.kubelet.deployment import Deployment
 from tests.integration.agent.conftest import (
@@ -150,7 +152,7 @@ def test_an_allocation_that_the_agent_did_not_live_to_answer_is_answered_by_the_
     assert made.phase == "Pending"
     worker.kill()
     made.wait_for(lambda one: one.phase == "Running", PATIENCE)
-    assert len(read_only(agent.state)[0].allocations) == 1
+    assert len(read_only(agent.state, CODEC)[0].allocations) == 1
 
 
 def test_an_allocation_that_was_recorded_is_not_made_twice(node, agent):
@@ -173,9 +175,11 @@ def test_an_allocation_that_was_recorded_is_not_made_twice(node, agent):
             caller.join(60)
             (response,) = answers[0].container_responses
             source = next(m.host_path for m in response.mounts if m.container_path == "/etc/vcuda/limits")
-            newest = max(read_only(agent.state)[0].allocations, key=lambda allocation: allocation.number)
+            newest = max(
+                read_only(agent.state, CODEC)[0].allocations, key=lambda allocation: allocation.number
+            )
             assert newest.id in source, "the answer is of the allocation that counts"
-            assert newest.device_ids == frozenset(device_ids)
+            assert plugin(newest).device_ids == frozenset(device_ids)
             wait_until(lambda worker=worker: agent.worker not in (None, worker), "the next agent")
 
 

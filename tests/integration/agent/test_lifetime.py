@@ -9,6 +9,7 @@ import time
 import pytest
 
 import vcuda
+from agent.deviceplugin.records import CODEC
 from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.nodes import GIB
 from tests.integration.agent.conftest import (
@@ -184,11 +185,10 @@ def test_a_library_that_was_removed_is_installed_again(node, agent):
 
 
 def _relabel(state, directory, name, old):
-    from agent.persistence import codec
 
     for path, decode, encode in (
-        (directory / "allocation.json", codec.decode_allocation, codec.encode_allocation),
-        (state / "checkpoint.json", codec.decode_table, codec.encode_table),
+        (directory / "allocation.json", CODEC.decode_allocation, CODEC.encode_allocation),
+        (state / "checkpoint.json", CODEC.decode_table, CODEC.encode_table),
     ):
         found = decode(path.read_bytes())
         allocations = getattr(found, "allocations", (found,))

@@ -10,7 +10,9 @@ import pytest
 
 from agent.control import client
 from agent.control.pb import control_v1_pb2 as api
+from agent.deviceplugin.records import CODEC
 from agent.persistence.store import read_only
+from gigaslice.deviceplugin.origin import plugin
 from gigaslice.errors import ControlError, GigasliceError, MissingError
 from tests.fakes.kubeapi import NODE
 from tests.integration.agent.conftest import (
@@ -182,10 +184,10 @@ def test_killed_at_any_instant_of_a_change(node, agent, seed):
         assert not worker.is_alive()
         agent.start()
         wait_until(lambda: rpc_answers(agent), "the agent")
-        table, _ = read_only(agent.state)
+        table, _ = read_only(agent.state, CODEC)
         promised = {}
         for one in table.allocations:
-            name = one.ref.pod
+            name = plugin(one).ref.pod
             ((gpu, size),) = one.quota().items()
             promised[gpu] = promised.get(gpu, 0) + size
             assert size == answered[name] or size in asked[name]

@@ -161,7 +161,7 @@ def test_files_of_every_earlier_version_are_read(node, agent, version):
                 ):
                     if version < since:
                         item.pop(name, None)
-        path.write_bytes(codec._sealed(json.dumps(document).encode(), version))
+        path.write_bytes(codec.sealed(json.dumps(document).encode(), version))
 
     for path in agent.state.glob("checkpoint.json*"):
         if path.suffix != ".new":  # made ahead, empty

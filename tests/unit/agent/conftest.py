@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
-from agent.allocation.service import AllocationService
 from agent.inventory.holder import InventoryHolder
 from gigaslice.model import AnnotationRights
-from gigaslice.placement import Policy
-from tests.fakes.nodes import inventory
+from tests.fakes.nodes import device_allocator, inventory
 
 
 @pytest.fixture
@@ -23,12 +19,5 @@ def allocator(store, gpus):
 
 def make_allocator(store, found, rights=AnnotationRights.CHECKED):
     """A service on the GPUs of FOUND: an inventory, or the holder of one."""
-    numbers = itertools.count(1)
-    return AllocationService(
-        store,
-        found if isinstance(found, InventoryHolder) else InventoryHolder(found),
-        Policy.GAIA,
-        now=lambda: 1700000000.0,
-        new_id=lambda: f"{next(numbers):032x}",
-        rights=rights,
-    )
+    holder = found if isinstance(found, InventoryHolder) else InventoryHolder(found)
+    return device_allocator(store, holder, rights=rights)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from agent.commands.dataset_prefetch import _newest
+from agent.deviceplugin.records import CODEC
 from agent.health import health_files
 from agent.kubelet import kubelet_checkpoint
 from agent.persistence import codec
-from gigaslice.allocation.table import whole_gpu_device_id
 from gigaslice.classes.amounts import amount_of
 from gigaslice.classes.resource_class import parse_resource_class
 from gigaslice.cluster.assignment import Assignment
@@ -41,6 +41,7 @@ from gigaslice.dataset_node.mounts.table import parse_mountinfo
 from gigaslice.dataset_node.sources import rclone
 from gigaslice.dataset_node.sources.web_index import index_entries
 from gigaslice.dataset_node.store import documents
+from gigaslice.deviceplugin.device_id import parse_device_id, whole_gpu_device_id
 from gigaslice.errors import CheckpointError, GigasliceError, InputError, SizeError, StateError
 from gigaslice.kube.decode import Gone, parse_change, parse_list, parse_pod, unread_pod
 from gigaslice.kube.fields import object_at, objects_at
@@ -49,12 +50,11 @@ from gigaslice.kubeapi import informer, lease
 from gigaslice.kubeapi.client import ApiFailure, KubeAnswer, KubeClient
 from gigaslice.kubeapi.cluster_objects import gpu_pod, node_facts, unread_gpu_pod
 from gigaslice.kubeapi.documents import read_document
-from gigaslice.model import parse_device_id
 from gigaslice.model.annotation_rights import AnnotationRights
 from gigaslice.model.options import SliceUnit, parse_options
 from gigaslice.scheduler.datasets import DatasetIndex
 from gigaslice.scheduler.placer import Placer
-from gigaslice.scheduler.protocol import BindRequest, PodRequest, PreemptRequest
+from gigaslice.scheduler.protocol import BindRequest, ContainerRequest, PreemptRequest
 from gigaslice.text import whole_characters
 from gigaslice.units import parse_bytes
 from gigaslice.views.collect import WaitingSince, picture
@@ -232,7 +232,7 @@ def _sealed(read: Callable[[bytes], Any]) -> Call:
     """Of what is inside of a checkpoint: its envelope, which tells damage of the disk, is made good."""
 
     def call(state: Any, _: Path) -> Any:
-        return read(codec._sealed(state))
+        return read(codec.sealed(state))
 
     return call
 
@@ -345,7 +345,7 @@ DECODERS: tuple[Decoder, ...] = (
         ValueError,
     ), (), 0.5),
     Decoder("device IDs", (AGENT,), _whole(parse_device_id), lambda: (f"{seeds.uuid(0)}/7",), (GigasliceError,), (
-        "gigaslice.model.device_id:parse_device_id",
+        "gigaslice.deviceplugin.device_id:parse_device_id",
     ), 0.5),
     # --- answers and requests as bytes ---
     Decoder("list of pods", (AGENT,), _plain(parse_list), lambda: seeds.lists(seeds.pods()[:2]), (ValueError,), (
@@ -369,9 +369,9 @@ DECODERS: tuple[Decoder, ...] = (
         json.dumps(one).encode() for one in seeds.recorded("message", "reason", kind="Status", most=4)
     ), (), ("gigaslice.kubeapi.client:KubeAnswer.failure", "gigaslice.kubeapi.client"), 0.5),
     Decoder("filter", (SCHEDULER,), _plain(lambda body: (
-        (found := PodRequest.decode(body)), sorted(found.names), set(found.names),
+        (found := ContainerRequest.decode(body)), sorted(found.names), set(found.names),
     )), seeds.filter_requests, (InputError,), (
-        "gigaslice.scheduler.protocol:PodRequest.decode", "gigaslice.scheduler.protocol:_loaded",
+        "gigaslice.scheduler.protocol:ContainerRequest.decode", "gigaslice.scheduler.protocol:_loaded",
     ), 1.5),
     Decoder("preempt", (SCHEDULER,), _plain(lambda body: (
         (found := PreemptRequest.decode(body)), found.reply(found.victims),
@@ -388,15 +388,15 @@ DECODERS: tuple[Decoder, ...] = (
     })), seeds.kubelet_checkpoints, (), (
         "agent.kubelet.kubelet_checkpoint:parse", "agent.kubelet.kubelet_checkpoint:_entry",
     )),
-    Decoder("checkpoint", (AGENT,), _plain(codec.decode_table), seeds.checkpoints, (StateError,), (
-        "agent.persistence.codec:_opened",
+    Decoder("checkpoint", (AGENT,), _plain(CODEC.decode_table), seeds.checkpoints, (StateError,), (
+        "agent.persistence.codec:Codec._opened",
     ), 0.5),
-    Decoder("content of a checkpoint", (AGENT,), _sealed(codec.decode_table), lambda: seeds.states()[:1], (
+    Decoder("content of a checkpoint", (AGENT,), _sealed(CODEC.decode_table), lambda: seeds.states()[:1], (
         CheckpointError,
-    ), ("agent.persistence.codec:decode_table",)),
-    Decoder("content of an allocation", (AGENT,), _sealed(codec.decode_allocation), lambda: seeds.states()[1:], (
+    ), ("agent.persistence.codec:Codec.decode_table",)),
+    Decoder("content of an allocation", (AGENT,), _sealed(CODEC.decode_allocation), lambda: seeds.states()[1:], (
         CheckpointError,
-    ), ("agent.persistence.codec:decode_allocation",)),
+    ), ("agent.persistence.codec:Codec.decode_allocation",)),
     Decoder("cordons", (AGENT, CLI), _file(health_files.read_cordons, health_files.CORDON), lambda: (
         b'{"version": 1, "cordons": {"GPU-1": {"reason": "fan", "since": 1.7e9}}}',
     ), (StateError,), ("agent.health.health_files:_read",), 0.5),
@@ -440,7 +440,7 @@ EXEMPT = {
     "gigaslice.dataset_node.control_client:conversation": _SERVICE,
     "gigaslice.kube.decode:_loaded": _READS,
     # --- another row's parser by another name ---
-    "agent.allocation.assigned:_decoded": "a cache before Assignment.decode",
+    "agent.allocation.assignments:decoded": "a cache before Assignment.decode",
     "agent.commands.prefetch_nodes:_parsed": "calls the parser that it is given, of another row",
     "gigaslice.webhook.mistakes:_parsed": "calls parse_options",
     "gigaslice.kube.decode": "has rows of its own",

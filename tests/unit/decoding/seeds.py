@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from agent.deviceplugin.messages import answer
-from agent.persistence import codec
-from agent.providers.provider import Answer, Mount
-from gigaslice.allocation.table import AllocationTable, ContainerRef, Owner
+from agent.deviceplugin.messages import container_response
+from agent.deviceplugin.records import CODEC
+from agent.providers.container_edits import ContainerEdits, Mount
+from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.allocation.table import AllocationTable
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.cluster.names import ASSIGNMENT, INVENTORY
 from gigaslice.dataset.listing import Entry, EntryKind, Listing
 from gigaslice.dataset.objects import CachedDataset, DatasetNode, DatasetUse
 from gigaslice.dataset.pack_manifest import PackManifest, PackRange
+from gigaslice.deviceplugin.origin import Owner
 from gigaslice.model import DATASET_DRIVER, AnnotationRights, Gpu, Occupant, Share, Topology
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.kubeapi.replay import FOLDER
@@ -312,10 +314,10 @@ def kubelet_checkpoints() -> tuple[bytes, ...]:
     """The device manager's file, in its two forms."""
     key = "0a" * 16
     mounts = (Mount(contract.CONTAINER_LIMITS, f"/s/allocations/{key}/limits"),)
-    given = Answer(
+    given = ContainerEdits(
         env={"NVIDIA_VISIBLE_DEVICES": uuid(0)}, mounts=mounts, annotations={"gigaslice.io/allocation": key}
     )
-    raw = base64.b64encode(answer(given).SerializeToString()).decode()
+    raw = base64.b64encode(container_response(given).SerializeToString()).decode()
     entry = {"PodUID": "u", "ContainerName": "c", "ResourceName": MEMORY, "AllocResp": raw}
     devices: tuple[Any, ...] = ({"0": [f"{uuid(0)}/1"], "1": []}, [f"{uuid(0)}/1"])
     return tuple(
@@ -342,12 +344,12 @@ def tables() -> tuple[AllocationTable, ...]:
 
 def checkpoints() -> tuple[bytes, ...]:
     """The same as files."""
-    return tuple(map(codec.encode_table, tables()))
+    return tuple(map(CODEC.encode_table, tables()))
 
 
 def allocation_files() -> tuple[bytes, ...]:
     """The same of one allocation each."""
-    return tuple(codec.encode_allocation(one) for table in tables() for one in table.allocations)
+    return tuple(CODEC.encode_allocation(one) for table in tables() for one in table.allocations)
 
 
 def states() -> tuple[bytes, ...]:

@@ -14,8 +14,9 @@ from agent.accounting.attribution import (
 from agent.accounting.cgroups import Place
 from agent.accounting.processes import ProcessInfo
 from agent.ledgers.usage import Reading
-from gigaslice.allocation.table import ContainerRef, Hold, Owner, whole_gpu_device_id
-from tests.fakes.nodes import GIB, allocation, uuid
+from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.deviceplugin.origin import Owner, plugin, with_origin
+from tests.fakes.nodes import GIB, allocation, uuid, whole_allocation
 from vcuda import ProcessUsage
 
 UID, OTHER = "2c48913c-b29f-11e7-9350-020968147796", "ffffffff-b29f-11e7-9350-020968147796"
@@ -100,12 +101,12 @@ def test_a_process_that_has_ended_counts_nowhere():
 
 def test_an_ended_container_is_not_meant_while_another_one_lives():
     old, new = of(1), of(2)
-    assert owner_of(seen(place=Place(UID, ONE)), [replace(old, gone=True), new], PODS, {}) == new.id
+    assert owner_of(seen(place=Place(UID, ONE)), [replace(old, ended=True), new], PODS, {}) == new.id
 
 
 def test_on_a_whole_gpu_nothing_is_too_much():
     """What holds it is known, for the start decision; there is no library to pass by and no limit to exceed."""
-    mine = replace(of(1), holds=(Hold(uuid(0), 24 * GIB, (whole_gpu_device_id(uuid(0)),)),))
+    mine = whole_allocation(1, 0, container=plugin(of(1)).container)
     survey = examine({uuid(0): {10: 25 * GIB}}, {}, [seen(place=Place(UID, ONE))], [mine], PODS)
     assert (survey.without_library, survey.bypasses) == ({mine.id: {uuid(0): 25 * GIB}}, ())
 
@@ -134,7 +135,9 @@ def test_a_slot_of_a_process_that_runs_in_another_pod_is_no_slot():
     away = seen(place=Place(OTHER, ONE))
     assert credible_owners({10: {mine.id}}, [away], [mine, other], {**PODS, OTHER: ("default", "b")}) == {}
     assert (
-        credible_owners({10: {mine.id}}, [away], [replace(mine, owner=Owner(UID, "default", "a", "c0"))], {})
+        credible_owners(
+            {10: {mine.id}}, [away], [with_origin(mine, owner=Owner(UID, "default", "a", "c0"))], {}
+        )
         == {}
     )
     assert credible_owners({10: {mine.id}}, [seen(mounted=other.id)], [mine, other], {}) == {}
@@ -194,7 +197,7 @@ def test_each_process_may_have_its_context():
 def test_nothing_is_said_of_a_ledger_that_cannot_be_read_or_of_whole_gpus():
     measured = {uuid(0): {10: 60 * GIB}}
     assert undeclared_overuse(of(1), reading(0, problem="damaged"), measured) == {}
-    whole = replace(of(1), holds=(Hold(uuid(0), 24 * GIB, (whole_gpu_device_id(uuid(0)),)),))
+    whole = whole_allocation(1, 0, container=plugin(of(1)).container)
     assert undeclared_overuse(whole, reading(0), measured) == {}
 
 

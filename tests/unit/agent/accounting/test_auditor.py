@@ -10,7 +10,8 @@ from agent.accounting.overuse import OverusePolicy
 from agent.apiserver import Eviction
 from agent.ledgers.usage import Reading
 from agent.telemetry.counters import Counters
-from gigaslice.allocation.table import AllocationTable, ContainerRef
+from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.allocation.table import AllocationTable
 from gigaslice.model import Pod
 from tests.fakes.nodes import GIB, allocation, uuid
 from vcuda import ProcessUsage

@@ -17,7 +17,8 @@ from agent.ledgers import usage
 from agent.ledgers.open_ledgers import OpenLedgers
 from agent.ledgers.trust import RecentLimits
 from agent.telemetry.counters import Counters
-from gigaslice.allocation.table import Allocation, AllocationTable, Hold, Owner
+from gigaslice.allocation.table import Allocation, AllocationTable, Hold
+from gigaslice.deviceplugin.origin import DevicePluginOrigin, Owner
 from tests.fakes.hostile import HostileLedger
 from tests.fakes.nodes import allocation, uuid
 from vcuda import contract
@@ -35,8 +36,8 @@ class World:
     """One allocation in DIRECTORY, whose program declares BEFORE until the driver is asked, and then AFTER."""
 
     def __init__(self, directory, before, after):
-        device_ids = tuple(f"{GPU}/{number}" for number in range(8))
-        self.allocation = Allocation("ab" * 16, 1, 0.0, (Hold(GPU, GIB, device_ids),), "libvcuda.so")
+        holds = (Hold(GPU, 8 * GIB, GIB),)
+        self.allocation = Allocation("ab" * 16, 1, 0.0, holds, "libvcuda.so", DevicePluginOrigin())
         self.table = AllocationTable((self.allocation,))
         self.dirs = SimpleNamespace(path=lambda _: directory, recent=RecentLimits(), ledgers=OpenLedgers())
         self.declared, self._after = before, after
@@ -111,8 +112,8 @@ class Several:
     def __init__(self, directory, first, then, measured):
         self.table = AllocationTable(
             tuple(
-                Allocation(name, 1, 0.0, (Hold(GPU, GIB, (f"{GPU}/{at}",)),), "libvcuda.so")
-                for at, name in enumerate(first)
+                Allocation(name, 1, 0.0, (Hold(GPU, GIB, GIB),), "libvcuda.so", DevicePluginOrigin())
+                for name in first
             )
         )
         self.dirs = SimpleNamespace(
@@ -195,7 +196,7 @@ class Driver:
 
 def test_after_a_round_ledgers_count_for_what_was_measured(store):
     """One that says 64 TiB with 1 GiB on the GPU, and one that says nothing with 6 GiB."""
-    much = allocation(1, (0, range(4)), library=store.library, gone=True)
+    much = allocation(1, (0, range(4)), library=store.library, ended=True)
     none = allocation(2, (0, range(4, 8)), library=store.library)
     store.commit(store.table.with_allocation(much).with_allocation(none), [much, none])
     with HostileLedger(store.dirs.path(much.id)) as one, HostileLedger(store.dirs.path(none.id)) as two:

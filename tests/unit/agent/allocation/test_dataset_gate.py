@@ -8,19 +8,16 @@ import pytest
 
 from agent.allocation import dataset_gate
 from agent.allocation.dataset_gate import EARLY_FILE, DatasetGate
-from gigaslice.allocation.table import Owner
+from gigaslice.allocation.consumer import Consumer, ContainerRef
 from gigaslice.model import DATASET_DRIVER, CsiVolume, Pod
-from tests.fakes.nodes import device_ids
 
 VOLUME = CsiVolume("data", DATASET_DRIVER, {"dataset": "coco"}, mounted_by=("main",))
 POD = Pod("ns", "p", "uid-1", volumes=(VOLUME,))
 
 
 @pytest.fixture
-def allocation(store, allocator):
-    allocator.allocate([sorted(device_ids(0, 1))])
-    (made,) = store.table.allocations
-    return replace(made, owner=Owner("uid-1", "ns", "p", "main", False))
+def consumer():
+    return Consumer(ContainerRef("ns", "p", "main"), "uid-1")
 
 
 class Service:
@@ -76,41 +73,41 @@ def run(short_dir, monkeypatch):
     return go
 
 
-def test_the_agent_says_what_it_guards_and_asks_for_the_volumes_of_the_container(run, allocation):
+def test_the_agent_says_what_it_guards_and_asks_for_the_volumes_of_the_container(run, consumer):
     async def story(gate, service):
         assert service.seen == [{"gatekeeper": {"resources": ["gigaslice.io/vgpu-memory"]}}]
-        assert await gate.blocker(allocation, POD) is None
+        assert await gate.blocker(consumer, POD) is None
         assert service.seen[1] == {"id": 1, "ready": "uid-1", "volumes": ["data"]}
 
     run(story)
 
 
-def test_the_services_reason_reaches_the_event_as_one_harmless_line(run, allocation):
+def test_the_services_reason_reaches_the_event_as_one_harmless_line(run, consumer):
     async def story(gate, service):
         service.answer = {"ready": False, "detail": "waiting for dataset coco:\n42 %\x1b[2J"}
-        assert await gate.blocker(allocation, POD) == "waiting for dataset coco: 42 %\\x1b[2J"
+        assert await gate.blocker(consumer, POD) == "waiting for dataset coco: 42 %\\x1b[2J"
         service.answer = {"ready": "yes"}
-        assert "not there yet" in await gate.blocker(allocation, POD)
+        assert "not there yet" in await gate.blocker(consumer, POD)
 
     run(story)
 
 
-def test_an_answer_that_is_too_long_breaks_the_connection_for_no_other_container(run, allocation):
+def test_an_answer_that_is_too_long_breaks_the_connection_for_no_other_container(run, consumer):
     async def story(gate, service):
         service.answer = {"ready": False, "detail": "x" * 200_000}
-        assert "has not answered" in await gate.blocker(allocation, POD)
+        assert "has not answered" in await gate.blocker(consumer, POD)
         service.answer = {"ready": True}
-        assert await gate.blocker(allocation, POD) is None
+        assert await gate.blocker(consumer, POD) is None
         assert [one for one in service.seen if "gatekeeper" in one] == service.seen[:1], "connected once"
 
     run(story)
 
 
-def test_a_container_that_mounts_none_asks_nothing(run, allocation):
+def test_a_container_that_mounts_none_asks_nothing(run, consumer):
     async def story(gate, service):
-        assert await gate.blocker(allocation, replace(POD, volumes=())) is None
+        assert await gate.blocker(consumer, replace(POD, volumes=())) is None
         assert (
-            await gate.blocker(allocation, replace(POD, volumes=(replace(VOLUME, mounted_by=("side",)),)))
+            await gate.blocker(consumer, replace(POD, volumes=(replace(VOLUME, mounted_by=("side",)),)))
             is None
         )
         assert len(service.seen) == 1
@@ -118,32 +115,30 @@ def test_a_container_that_mounts_none_asks_nothing(run, allocation):
     run(story)
 
 
-def test_a_pod_that_is_not_known_is_asked_for_by_its_uid(run, allocation):
+def test_a_pod_that_is_not_known_is_asked_for_by_its_uid(run, consumer):
     async def story(gate, service):
         service.answer = {"ready": False, "detail": "42 %"}
-        assert await gate.blocker(allocation, None) == "42 %"
+        assert await gate.blocker(consumer, None) == "42 %"
         assert service.seen[1] == {"id": 1, "ready": "uid-1"}
 
     run(story)
 
 
-def test_without_the_service_what_mounts_a_dataset_does_not_start_and_everything_else_does(run, allocation):
+def test_without_the_service_what_mounts_a_dataset_does_not_start_and_everything_else_does(run, consumer):
     async def story(gate, service):
-        reason = await gate.blocker(allocation, POD)
+        reason = await gate.blocker(consumer, POD)
         assert "gate.sock" in reason
         assert "is `gigaslice dataset` running on this node?" in reason
-        assert await gate.blocker(allocation, replace(POD, volumes=())) is None
-        assert await gate.blocker(allocation, None) is None
+        assert await gate.blocker(consumer, replace(POD, volumes=())) is None
+        assert await gate.blocker(consumer, None) is None
 
     run(story, served=False)
 
 
 @pytest.mark.parametrize("owned", [True, False])
-def test_where_volumes_may_be_early_a_pod_of_which_nothing_is_known_is_held(
-    run, allocation, short_dir, owned
-):
+def test_where_volumes_may_be_early_a_pod_of_which_nothing_is_known_is_held(run, consumer, short_dir, owned):
     """The agent has just started, has not seen its pods yet, and the service is away."""
-    unknown = allocation if owned else replace(allocation, owner=None)
+    unknown = consumer if owned else None
 
     async def without(gate, service):
         assert "is `gigaslice dataset` running" in await gate.blocker(unknown, None)
@@ -177,17 +172,17 @@ def test_an_agent_that_does_not_see_its_pods_guards_nothing(short_dir, monkeypat
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_service_that_hangs_holds_nothing_up_for_ever(run, allocation):
+def test_a_service_that_hangs_holds_nothing_up_for_ever(run, consumer):
     async def story(gate, service):
         service.silent = True
-        assert "has not answered" in await gate.blocker(allocation, POD)
+        assert "has not answered" in await gate.blocker(consumer, POD)
         service.silent = False
-        assert await gate.blocker(allocation, POD) is None
+        assert await gate.blocker(consumer, POD) is None
 
     run(story)
 
 
-def test_a_service_that_ends_is_connected_again(allocation, short_dir, monkeypatch):
+def test_a_service_that_ends_is_connected_again(consumer, short_dir, monkeypatch):
     monkeypatch.setattr(dataset_gate, "_PAUSE", 0.02)
 
     async def main():
@@ -197,7 +192,7 @@ def test_a_service_that_ends_is_connected_again(allocation, short_dir, monkeypat
             for _ in range(3):
                 async with Service(short_dir / "again.sock") as service:
                     await asyncio.wait_for(service.greeted(), 10)
-                    assert await gate.blocker(allocation, POD) is None
+                    assert await gate.blocker(consumer, POD) is None
                     gate._writer.close()
                 (short_dir / "again.sock").unlink(missing_ok=True)
         finally:

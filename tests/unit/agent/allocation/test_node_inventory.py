@@ -8,25 +8,19 @@ from hypothesis import strategies as st
 
 from agent.allocation.node_inventory import InventoryPublisher, node_inventory
 from agent.inventory.holder import InventoryHolder
-from gigaslice.allocation.table import (
-    AllocationOptions,
-    AllocationTable,
-    ContainerRef,
-    Hold,
-    LiveLimit,
-    Owner,
-    whole_gpu_device_id,
-)
+from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.allocation.table import AllocationOptions, AllocationTable, LiveLimit
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.demand import ClusterUnits
 from gigaslice.cluster.inventory import NodeInventory
 from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.cluster.node_record import NodeFacts
 from gigaslice.cluster.state import ClusterState
+from gigaslice.deviceplugin.origin import Owner, with_origin
 from gigaslice.model import AnnotationRights, Occupant, Pod, PodContainer, Share
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.eventually import until
-from tests.fakes.nodes import GIB, allocation, inventory, uuid
+from tests.fakes.nodes import GIB, allocation, inventory, uuid, whole_allocation
 
 RESOURCE = "gigaslice.io/vgpu-memory"
 _EMPTY = AllocationTable()
@@ -82,7 +76,7 @@ def test_a_holder_without_a_known_pod_goes_by_the_name_of_its_allocation():
 
 
 def test_what_a_gone_pod_held_is_free():
-    made = published(inventory(), table(allocation(1, (0, range(8)), owner=owner("p"), gone=True)))
+    made = published(inventory(), table(allocation(1, (0, range(8)), owner=owner("p"), ended=True)))
     assert (free(made), made.held) == ([24, 24], ())
 
 
@@ -110,10 +104,8 @@ def test_an_assigned_allocation_whose_pod_is_gone_from_the_api_is_held_while_it_
 
 
 def test_a_whole_gpu_is_held_where_the_assignment_names_others_beside_it():
-    one = allocation(
-        1, (0, range(1)), owner=owner("p"), assigned=True, policy=AllocationOptions(exclusive=True)
-    )
-    whole = table(replace(one, holds=(Hold(uuid(0), 24 * GIB, (whole_gpu_device_id(uuid(0)),)),)))
+    policy = AllocationOptions(exclusive=True)
+    whole = table(whole_allocation(1, 0, owner=owner("p"), assigned=True, policy=policy))
     said, other = Share(uuid(0), 24, 100), Share(uuid(1), 24, 100)
     assert published(inventory(), whole, sent(said)).held == ()
     for shares in ((other, said), (other,)):
@@ -162,9 +154,9 @@ def test_what_was_decided_with_the_gpus_is_published_whatever_annotations_say_by
         pods = sent(said)
         pods["default", "p"].annotations[key] = "true"
         assert published(inventory(), plain, pods).exclusive == {"uid-p": ()}, "its annotations say otherwise"
-        undecided = table(replace(plain.allocations[0], undecided=True))
+        undecided = table(with_origin(plain.allocations[0], undecided=True))
         assert published(inventory(), undecided, pods).exclusive == {}, "not recorded yet"
-    gone = table(replace(alone, gone=True))
+    gone = table(replace(alone, ended=True))
     assert published(inventory(), gone, sent(said)).exclusive == {}
 
 
@@ -251,7 +243,7 @@ def test_whatever_a_tenant_writes_the_scheduler_believes_what_the_agent_has_reco
     for gpu in (0, 1):
         here = [one for one in made if uuid(gpu) in one.quota()]
         shut = any(one.policy.exclusive for one in here)
-        left = 0 if shut else 24 - sum(len(one.device_ids) for one in here)
+        left = 0 if shut else 24 - sum(hold.memory_bytes // GIB for one in here for hold in one.holds)
         assert state.room("n")[gpu].free == left
 
 

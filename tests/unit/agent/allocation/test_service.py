@@ -1,210 +1,262 @@
-import random
+"""Allocations of an API of the test's own: no device ID, no kubelet, several containers of several pods to one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 
-import vcuda
-from agent.allocation.owner import Lifecycle
-from agent.allocation.service import ImpossibleError
-from gigaslice.allocation.table import ContainerRef
-from gigaslice.errors import StorageError
-from tests.fakes.nodes import GIB, all_device_ids, device_ids, inventory, uuid
-from tests.unit.agent.conftest import make_allocator
-from vcuda import contract
-
-REF = ContainerRef("default", "p", "main")
-
-
-def gpus(allocation):
-    return {hold.gpu: len(hold.device_ids) for hold in allocation.holds}
-
-
-def name_all(store):
-    """As if the kubelet had listed every container."""
-    from dataclasses import replace
-
-    store.update(store.table.replaced(replace(one, container=REF) for one in store.table.allocations))
+from agent.accounting.auditor import Auditor
+from agent.accounting.overuse import OverusePolicy
+from agent.allocation.request import AllocationRequest, ImpossibleError
+from agent.allocation.service import AllocationService
+from agent.allocation.start import StartGate
+from agent.deviceplugin.records import DevicePluginRecords
+from agent.inventory.holder import InventoryHolder
+from agent.limits.manager import LimitChange, LimitsManager, ResizeOutcome
+from agent.persistence.codec import Codec
+from agent.persistence.store import Store
+from agent.telemetry.counters import Counters
+from gigaslice.allocation.consumer import Consumer, ContainerRef
+from gigaslice.allocation.table import AllocationTable
+from gigaslice.errors import CheckpointVersionError
+from gigaslice.model import Pod, PodContainer, RequestOptions
+from gigaslice.placement import Policy
+from tests.fakes.cluster import MemoryCluster
+from tests.fakes.nodes import GIB, allocation, device_allocator, device_ids, inventory, uuid
 
 
-def test_everything_is_on_disk_before_the_answer(store, allocator):
-    (one,) = allocator.allocate([device_ids(0, *range(8))])
-    path = store.dirs.path(one.id)
-    assert store.dirs.problem(one) is None
-    assert vcuda.read_limits(path / contract.LIMITS_FILE).gpus[0].memory_bytes == 8 * GIB
-    from agent.persistence.store import read_only
+@dataclass(frozen=True)
+class Ticket:
+    """An origin: a number that several containers may share."""
 
-    assert read_only(store.state_dir)[0] == store.table
+    key: str
+    consumers: tuple[Consumer, ...] = ()
 
-
-def test_the_preferred_set_is_what_placement_does(store, allocator):
-    free = set(all_device_ids(inventory()))
-    for size in (8, 4, 12, 10, 14):
-        wanted = allocator.prefer(sorted(free), [], size)
-        assert len(wanted) == size
-        (one,) = allocator.allocate([wanted])
-        assert gpus(one) == {wanted[0].rpartition("/")[0]: size}
-        assert not one.waiting
-        free -= set(wanted)
-    assert not free
+    undecided = False
+    follows_annotations = False
+    supersedes = ()
 
 
-def test_any_set_is_counted_and_placed(allocator):
-    """The kubelet may pick at random across GPUs."""
-    allocator.allocate([device_ids(0, *range(8))])
-    (one,) = allocator.allocate([device_ids(0, 10, 11) | device_ids(1, 3, 4, 5)])
-    assert gpus(one) == {uuid(0): 5}, "the GPU that is shared already is filled first"
+@dataclass(frozen=True)
+class TicketRequest:
+    """A request by ticket."""
+
+    ticket: Ticket
+    request: AllocationRequest
+
+    @property
+    def key(self):
+        return self.ticket.key
+
+    def before(self, table):
+        return table
+
+    def origin(self, placement):
+        del placement
+        return self.ticket
+
+    def after(self, table):
+        return table
+
+    def refusal(self, detail):
+        return f"ticket {self.key}: {detail}"
 
 
-def test_device_ids_of_one_numa_node_keep_the_container_there(store):
-    allocator = make_allocator(store, inventory(4, 8, numa=(0, 1)))
-    (one,) = allocator.allocate([device_ids(1, 1, 2) | device_ids(3, 0, 1)])
-    assert set(gpus(one)) <= {uuid(1), uuid(3)}
+class TicketRecords:
+    """How tickets are recorded; not before version 5 of the state."""
+
+    kind, version = "ticket", 5
+
+    def covers(self, origin):
+        return isinstance(origin, Ticket)
+
+    def fields(self, allocation):
+        ticket = allocation.origin
+        consumers = [[*vars_of(consumer.ref), consumer.uid] for consumer in ticket.consumers]
+        return {"ticket": ticket.key, "consumers": consumers}
+
+    def hold_fields(self, allocation):
+        return [{"bytes": hold.memory_bytes} for hold in allocation.holds]
+
+    def read(self, item, holds):
+        consumers = tuple(Consumer(ContainerRef(*names), uid) for *names, uid in item["consumers"])
+        return Ticket(item["ticket"], consumers), [hold["bytes"] for hold in holds]
+
+    def complete(self, allocation):
+        return allocation
+
+    def with_owner(self, allocation, owner):
+        del owner
+        return allocation
+
+    def recovered(self, table, orphans):
+        for orphan in orphans:
+            table = table.with_allocation(orphan)
+        return table
 
 
-def test_more_than_a_gpu_is_spread_evenly(allocator):
-    (one,) = allocator.allocate([device_ids(0, *range(24)) | device_ids(1, *range(7))])
-    assert gpus(one) == {uuid(0): 16, uuid(1): 15}
+def vars_of(ref):
+    return ref.namespace, ref.pod, ref.container
 
 
-def test_more_than_the_node_has_fails_with_a_text_a_user_can_act_on(store, allocator):
-    with pytest.raises(ImpossibleError) as caught:
-        allocator.allocate([[f"x/{n}" for n in range(49)]])
-    assert "49 slices" in str(caught.value)
-    assert store.table.allocations == ()
-    assert store.dirs.read_all() == {}
+BOTH = Codec([DevicePluginRecords(), TicketRecords()])
+PODS = tuple(Pod("ns", name, f"uid-{name}", containers=(PodContainer("c0"),)) for name in ("a", "b"))
+SHARED = tuple(Consumer(ContainerRef("ns", pod.name, "c0"), pod.uid) for pod in PODS)
 
 
-def test_no_devices_at_all(allocator):
-    with pytest.raises(ImpossibleError):
-        allocator.allocate([[]])
+class Node:
+    """The services of an agent over a state directory, as one API after another uses them."""
+
+    def __init__(self, directory):
+        library = directory / "libvcuda.so"
+        library.write_bytes(b"\x7fELF library")
+        self.cluster = MemoryCluster()
+        for pod in PODS:
+            self.cluster.put(pod)
+        self.gpus = InventoryHolder(inventory())
+        self.store = Store(directory / "state", library, codec=BOTH, gpu_bytes=self.gpus.gpu_bytes)
+        self.store.open()
+        ids = iter(range(1, 100))
+        self.service = AllocationService(
+            self.store, self.gpus, Policy.GAIA, lambda: 1700000000.0, lambda: f"{next(ids):032x}"
+        )
+        self.limits = LimitsManager(self.store, self.service, self.cluster, slice_bytes=GIB, interval=3600.0)
+
+    def allocate(self, key, slices, *consumers, **options):
+        request = AllocationRequest(slices, RequestOptions(**options))
+        (made,) = self.service.allocate([TicketRequest(Ticket(key, consumers), request)])
+        return made
 
 
-def test_several_containers_at_once_are_all_or_none(store, allocator):
-    with pytest.raises(ImpossibleError):
-        allocator.allocate([device_ids(0, 1), [f"x/{n}" for n in range(49)]])
-    assert store.table.allocations == ()
-    assert store.dirs.read_all() == {}
-    assert len(allocator.allocate([device_ids(0, 1), device_ids(0, 2), device_ids(0, 3)])) == 3
+@pytest.fixture
+def node(tmp_path):
+    node = Node(tmp_path)
+    yield node
+    node.store.close()
 
 
-def test_ids_this_agent_never_gave_out_are_counted_too(allocator):
-    (one,) = allocator.allocate([["odd", "GPU-old/7", f"{uuid(1)}/3"]])
-    assert sum(gpus(one).values()) == 3
+def test_it_is_allocated_started_resized_audited_and_released(node, monkeypatch):
+    made = node.allocate("t1", 8, *SHARED)
+    assert made.quota() == {uuid(0): 8 * GIB}
+    assert made.name == "ns/a/c0, ns/b/c0"
+    assert node.store.dirs.problem(made) is None
+    gate = StartGate(node.store, node.service, node.cluster)
+    assert asyncio.run(gate.blocker(made)) is None
+    assert asyncio.run(gate.recorded(made.id))
+    outcome = node.limits.resize(LimitChange("ns", "b", memory=12 * GIB))
+    assert isinstance(outcome, ResizeOutcome) and outcome.after.quota() == {uuid(0): 12 * GIB}
+    assert node.store.reading(made.id).limits == {uuid(0): 12 * GIB}
+    auditor = Auditor(node.store, node.cluster, OverusePolicy(), Counters())
+    assert auditor.owners({}, ()) == {}
+    assert [one.id for one in node.service.release({made.id})] == [made.id]
+    assert node.store.table.allocations == () and node.store.dirs.read_all() == {}
+    assert node.service.release({made.id}) == (), "twice is once"
 
 
-def test_init_containers_lend_their_device_ids(store, allocator):
-    """init 4 · init 2 of the same · sidecar 3 of them · app 3 with the last · as a kubelet was seen to do it."""
-    (init0,) = allocator.allocate([device_ids(0, 6, 7, 0, 1)])
-    (init1,) = allocator.allocate([device_ids(0, 6, 1)])
-    (sidecar,) = allocator.allocate([device_ids(0, 7, 0, 1)])
-    wanted = allocator.prefer(
-        sorted(set(all_device_ids(inventory())) - device_ids(0, 7, 0, 1)), [f"{uuid(0)}/6"], 3
+def test_the_same_request_has_the_same_answer(node):
+    first = node.allocate("t1", 8)
+    assert node.allocate("t1", 8) == first
+    assert node.allocate("t2", 8).id != first.id
+    (node.store.dirs.path(first.id) / "limits").unlink()
+    assert node.allocate("t1", 8) == first
+    assert node.store.dirs.problem(first) is None, "its files are in order again"
+
+
+def test_what_never_fits_is_refused_in_the_words_of_its_api(node):
+    with pytest.raises(ImpossibleError, match="ticket t1: "):
+        node.allocate("t1", 99)
+    assert node.store.table.allocations == ()
+
+
+def test_what_processes_still_hold_counts_until_they_have_ended(node, monkeypatch):
+    made = node.allocate("t1", 24)
+    reading = node.store.reading
+    alive = SimpleNamespace(alive=True, present=lambda: {uuid(0): 2 * GIB})
+    monkeypatch.setattr(node.store, "reading", lambda key: alive if key == made.id else reading(key))
+    assert node.service.release({made.id}) == ()
+    (ended,) = node.store.table.allocations
+    assert ended.ended and not ended.promised
+    late = node.allocate("t2", 24, gpus=1, uuids=(uuid(0),))
+    assert "ended, its processes still hold 2 GiB" in node.service.start_blocker(late)
+    monkeypatch.setattr(node.store, "reading", reading)
+    assert [one.id for one in node.service.release({made.id})] == [made.id]
+    assert node.service.start_blocker(late) is None
+
+
+def test_its_pods_annotations_change_nothing(node):
+    """The options of another API are not written in annotations."""
+    made = node.allocate("t1", 8, *SHARED)
+    node.cluster.put(replace(PODS[0], annotations={"gigaslice.io/memory": "2"}))
+    node.limits._follow_annotations()
+    assert node.store.table.allocations == (made,)
+
+
+def test_events_reach_every_pod_that_uses_it(node):
+    made = node.allocate("t1", 8, *SHARED)
+    assert node.limits._pods.event(made, "Normal", "R", "text")
+    assert [event[0] for event in node.cluster.events] == ["ns/a", "ns/b"]
+    node.cluster.put(replace(PODS[0], uid="another"))
+    node.cluster.events.clear()
+    assert node.limits._pods.event(made, "Normal", "R", "text")
+    assert [event[0] for event in node.cluster.events] == ["ns/b"], "another pod has the name now"
+
+
+def test_a_state_is_written_in_the_oldest_version_that_can_say_it(node, tmp_path):
+    """An agent that is put back finds its own version as long as there is nothing else."""
+    devices = device_allocator(node.store, node.gpus, new_id=lambda: "f" * 32)
+    devices.allocate([device_ids(0, 1, 2)])
+    file = tmp_path / "state" / "checkpoint.json"
+    assert file.read_bytes().startswith(b'{"version":4,')
+    made = node.allocate("t1", 4, *SHARED)
+    assert file.read_bytes().startswith(b'{"version":5,')
+    table = node.store.table
+    assert BOTH.decode_table(file.read_bytes()) == table
+    with pytest.raises(CheckpointVersionError):
+        Codec([DevicePluginRecords()]).decode_table(file.read_bytes())
+    node.service.release({made.id})
+    assert file.read_bytes().startswith(b'{"version":4,')
+
+
+def test_a_lost_checkpoint_costs_nothing(node, tmp_path):
+    devices = device_allocator(node.store, node.gpus, new_id=lambda: "f" * 32)
+    devices.allocate([device_ids(0, 1, 2)])
+    node.allocate("t1", 4, *SHARED)
+    table = node.store.table
+    node.store.close()
+    for name in ("checkpoint.json", "checkpoint.json.previous"):
+        (tmp_path / "state" / name).unlink()
+    again = Node(tmp_path)
+    assert again.store.table == table
+    again.store.close()
+
+
+def test_a_review_of_the_kubelets_list_leaves_it_alone(node):
+    from gigaslice.deviceplugin.lifetime import Evidence, PodListing
+    from gigaslice.deviceplugin.reconcile import review
+
+    made = node.allocate("t1", 4, *SHARED)
+    table = AllocationTable((made, allocation(9, (1, range(4)))), 10)
+    result = review(
+        table,
+        Evidence(PodListing((), frozenset()), {}),
+        young=frozenset(),
+        asked_at=10,
+        unlisted={f"{9:032x}": 9},
+        patience=1,
+        gpus=inventory().gpus,
+        library="libvcuda-0.1.0.so",
+        now=1.0,
     )
-    assert f"{uuid(0)}/6" in wanted
-    (app,) = allocator.allocate([wanted])
-    assert {uuid(0)} == set(gpus(init0)) | set(gpus(init1)) | set(gpus(sidecar)) | set(gpus(app))
-    assert sum(len(one.held) for one in store.table.allocations) == 6
-    assert all(store.dirs.problem(one) is None for one in store.table.allocations), (
-        "an init container may run again"
-    )
+    assert result.table.allocations == (made,)
+    assert [one.number for one in result.released] == [9]
 
 
-def test_a_pod_that_is_gone_makes_room_at_the_next_question(store, allocator):
-    (first,) = allocator.allocate([device_ids(0, *range(24))])
-    allocator.allocate([device_ids(1, *range(20))])
-    free = set(all_device_ids(inventory())) - device_ids(1, *range(20))
-    wanted = allocator.prefer(sorted(free), [], 24, lifecycle=Lifecycle(frozenset({first.id})))
-    (third,) = allocator.allocate([wanted])
-    assert gpus(third) == {uuid(0): 24}
-    assert not third.waiting
-    assert store.dirs.path(first.id).exists(), "given up only when the kubelet does not list it any more"
+def test_device_ids_it_has_not_are_withheld_for_it(node):
+    """The kubelet counts nothing of it, so as many free device IDs are shown as not to be had."""
+    from gigaslice.deviceplugin.withheld import withheld
 
-
-def test_a_fragmented_node_admits_and_holds_back_the_start(store, allocator):
-    (a,) = allocator.allocate([device_ids(0, *range(18))])
-    (b,) = allocator.allocate([device_ids(1, *range(18))])
-    name_all(store)
-    (late,) = allocator.allocate([device_ids(0, 18, 19, 20, 21) | device_ids(1, 18, 19, 20, 21)])
-    assert late.waiting
-    (gpu,) = gpus(late)
-    reason = allocator.start_blocker(late)
-    assert f"2 GiB of {gpu}" in reason
-    assert "default/p/main" in reason
-    holder = a if uuid(0) == gpu else b
-    store.update(store.table.counted_out({holder.id}))
-    assert allocator.start_blocker(store.table.find(late.id)) is None
-    assert not store.table.find(late.id).waiting
-
-
-def test_a_second_one_that_waits_queues_where_it_is_shortest(store, allocator):
-    allocator.allocate([device_ids(0, *range(18))])
-    allocator.allocate([device_ids(1, *range(18))])
-    (first,) = allocator.allocate([device_ids(0, 18, 19, 20, 21) | device_ids(1, 18, 19, 20, 21)])
-    (second,) = allocator.allocate([device_ids(0, 22) | device_ids(1, 22, 23)])
-    assert first.waiting
-    assert not second.waiting
-    assert set(gpus(second)).isdisjoint(gpus(first))
-
-
-def test_an_unhealthy_gpu_is_avoided_and_waited_for(store):
-    allocator = make_allocator(store, inventory(2, unhealthy=(0,)))
-    (one,) = allocator.allocate([device_ids(0, *range(8))])
-    assert gpus(one) == {uuid(1): 8}
-    (two,) = allocator.allocate([device_ids(1, *range(20))])
-    assert two.waiting
-
-
-def test_doubtful_questions_get_no_answer_and_no_error(allocator):
-    assert allocator.prefer([f"{uuid(0)}/1"], [], 0) == ()
-    assert len(allocator.prefer([f"{uuid(0)}/1"], [], 5)) <= 1
-
-
-def test_a_disk_that_is_full_changes_nothing(store, allocator, monkeypatch):
-    def full(*arguments, **keywords):
-        raise vcuda.errors.SystemError_("cannot create the ledger", "No space left on device")
-
-    monkeypatch.setattr(vcuda, "fill_ledger", full)
-    with pytest.raises(StorageError, match="No space left"):
-        allocator.allocate([device_ids(0, 1)])
-    assert store.table.allocations == ()
-
-
-def test_the_container_that_the_kubelet_means(allocator):
-    (first,) = allocator.allocate([device_ids(0, 1, 2)])
-    (second,) = allocator.allocate([device_ids(0, 1, 2)])
-    assert [one.id for one in allocator.find([f"{uuid(0)}/2", f"{uuid(0)}/1"])] == [second.id, first.id]
-    assert allocator.find(["x/1"]) == ()
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_whatever_a_kubelet_does_no_gpu_is_given_out_twice(store, seed):
-    """A node's life with a kubelet that takes the preferred set, skips it, completes it at random, and ends pods."""
-    rng = random.Random(seed)
-    found = inventory(3, 8, numa=(0, 1))
-    allocator = make_allocator(store, found)
-    free, pods = set(all_device_ids(found)), []
-    for _ in range(60):
-        if pods and (not free or rng.random() < 0.45):
-            free |= pods.pop(rng.randrange(len(pods)))
-            continue
-        size = rng.randint(1, min(len(free), 10))
-        kind = rng.random()
-        wanted = set(allocator.prefer(rng.sample(sorted(free), len(free)), [], size)) if kind < 0.8 else set()
-        if kind < 0.2:
-            wanted = set(rng.sample(sorted(wanted), len(wanted) // 2))
-        wanted |= set(rng.sample(sorted(free - wanted), size - len(wanted)))
-        (one,) = allocator.allocate([wanted])
-        assert one.device_ids == wanted
-        free -= wanted
-        pods.append(wanted)
-        check(store, found, asked=kind < 0.8)
-
-
-def check(store, found, asked):
-    """No device ID counts twice, and a GPU holds more than it has only where a container waits for it."""
-    held = [device_id for one in store.table.allocations for device_id in one.held]
-    assert len(held) == len(set(held))
-    for gpu in found.gpus:
-        on_gpu = [one for one in store.table.allocations if one.held and gpu.uuid in gpus(one)]
-        promised = sum(share.slices for one in on_gpu for share in one.shares if share.gpu == gpu.uuid)
-        if asked:  # only then has the kubelet told who is gone
-            assert promised <= gpu.slices or any(one.waiting for one in on_gpu)
+    node.allocate("t1", 5)
+    assert withheld(node.store.table, node.gpus.now.gpus) == device_ids(0, *range(19, 24))

@@ -100,7 +100,7 @@ def test_a_checkpoint_of_a_newer_agent(run, inventory_file, tmp_path, monkeypatc
     monkeypatch.setattr(vcuda, "install_library", lambda directory, source=None: library)
     state = tmp_path / "state"
     state.mkdir()
-    (state / "checkpoint.json").write_bytes(codec._sealed(b"{}", version=99))
+    (state / "checkpoint.json").write_bytes(codec.sealed(b"{}", version=99))
     code, _, lines = run(
         "node", "--inventory", inventory_file, "--state-dir", str(state), "--log-level", "error"
     )

@@ -4,9 +4,10 @@ import pytest
 
 from agent.cli import main
 from agent.commands import status
+from agent.deviceplugin.records import CODEC
 from agent.health.health_files import GpuRecord, Report, write_report
 from agent.persistence.store import Store
-from gigaslice.allocation.table import ContainerRef
+from gigaslice.allocation.consumer import ContainerRef
 from tests.fakes.nodes import GIB, allocation, uuid
 
 
@@ -14,10 +15,10 @@ from tests.fakes.nodes import GIB, allocation, uuid
 def state_dir(tmp_path):
     library = tmp_path / "libvcuda.so"
     library.write_bytes(b"\x7fELF library")
-    store = Store(tmp_path / "state", library)
+    store = Store(tmp_path / "state", library, codec=CODEC)
     store.open()
     named = allocation(1, (0, range(8)), (1, range(2)), container=ContainerRef("default", "train", "main"))
-    others = (allocation(2, (1, range(2, 6)), waiting=True), allocation(3, (0, range(8, 9)), gone=True))
+    others = (allocation(2, (1, range(2, 6)), waiting=True), allocation(3, (0, range(8, 9)), ended=True))
     table = store.table
     for one in (named, *others):
         table = table.with_allocation(one)
@@ -52,7 +53,7 @@ HOSTILE = "a\u202eb\x00c\x1b[31md\re\nf\ud800"
 def test_names_of_a_lying_api_server_act_on_no_terminal(tmp_path, capsys):
     library = tmp_path / "libvcuda.so"
     library.write_bytes(b"\x7fELF library")
-    store = Store(tmp_path / "state", library)
+    store = Store(tmp_path / "state", library, codec=CODEC)
     store.open()
     one = allocation(1, (0, range(8)), container=ContainerRef(HOSTILE, HOSTILE, HOSTILE))
     store.commit(store.table.with_allocation(one), (one,))

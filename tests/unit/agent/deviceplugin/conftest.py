@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
-from gigaslice.allocation.lifetime import ListedPod
+from gigaslice.deviceplugin.lifetime import ListedPod
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.served import gpu_memory, served
 
@@ -56,7 +56,7 @@ def call(world, gpus, short_dir, cluster, kept):
         async def main():
             parts = gpu_memory(
                 store, allocator, gpus, kubelet=kubelet, cluster=cluster,
-                kept_answers=lambda: None if kept == [None] else kept,
+                kept_responses=lambda: None if kept == [None] else kept,
             )  # fmt: skip
             async with served(parts.servicer, short_dir) as channel:
                 await asyncio.wait_for(story(rpc.DevicePluginStub(channel)), 60)

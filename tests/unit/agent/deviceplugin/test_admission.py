@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
-from agent.allocation.owner import Identification
 from agent.apiserver.pod_reader import SILENT_SECONDS
 from agent.deviceplugin.admission import AdmissionResolver
-from gigaslice.allocation.lifetime import ListedPod
-from gigaslice.allocation.table import Owner
+from agent.deviceplugin.requester import ContainerMatch
+from gigaslice.deviceplugin.lifetime import ListedPod
+from gigaslice.deviceplugin.origin import Owner
 from gigaslice.errors import KubeletError
 from gigaslice.kube.decode import parse_pod
 from tests.fakes.kubeapi import pod_document
@@ -91,7 +91,7 @@ def test_a_pod_that_the_watch_does_not_show_in_time_is_read(world):
 
 def test_patience_is_short_and_not_spent_on_the_same_pod_for_ever(world):
     _pods, cluster, admissions = world
-    assert asyncio.run(admissions.identify(4)) == Identification(None, ("default/p",), ("default/p",))
+    assert asyncio.run(admissions.identify(4)) == ContainerMatch(None, ("default/p",), ("default/p",))
     assert cluster.now == pytest.approx(1.5)
     cluster.now, waits = 60.0, cluster.waits
     asyncio.run(admissions.identify(4))
@@ -145,14 +145,14 @@ def test_the_pod_that_is_read_wins_over_the_one_of_its_name_that_the_watch_still
 def test_without_access_the_kubelet_is_not_even_asked(world):
     pods, cluster, admissions = world
     cluster.expected = False
-    assert asyncio.run(admissions.identify(4)) == Identification()
+    assert asyncio.run(admissions.identify(4)) == ContainerMatch()
     assert pods.asked == 0
 
 
 def test_a_kubelet_that_does_not_answer_is_no_failure(world):
     pods, _cluster, admissions = world
     pods.failure = KubeletError("rejected by rate limit")
-    assert asyncio.run(admissions.identify(4)) == Identification()
+    assert asyncio.run(admissions.identify(4)) == ContainerMatch()
 
 
 def test_the_preference_just_given_answers_for_its_allocation_and_only_once(world):

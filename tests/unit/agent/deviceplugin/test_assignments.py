@@ -5,10 +5,12 @@ import asyncio
 import pytest
 
 import vcuda
-from agent.allocation import start as start_module
-from gigaslice.allocation.reconcile import Answered
+from agent.deviceplugin import prestart as start_module
+from agent.deviceplugin import settlement
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.deviceplugin.origin import plugin
+from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
 from gigaslice.kube.decode import parse_pod
 from gigaslice.model import Share
 from tests.fakes.kubeapi import pod_document
@@ -219,7 +221,9 @@ def test_a_lost_allocation_is_restored_with_what_was_assigned(call, cluster, kep
         await visible(stub, chosen)
         (lost,) = store.table.allocations
         place = str(store.dirs.path(lost.id))
-        kept[:] = [Answered("uid-a", "c0", lost.device_ids, lost.id, place, (uuid(0), uuid(1)))]
+        kept[:] = [
+            KeptAllocateResponse("uid-a", "c0", plugin(lost).device_ids, lost.id, place, (uuid(0), uuid(1)))
+        ]
         store.update(store.table.without([lost.id]))
         store.dirs.remove(lost.id)
         await stub.PreStartContainer(pre_start(chosen))
@@ -244,7 +248,7 @@ def test_a_pod_that_the_watch_shows_while_the_agent_waits_gets_its_gpus(call, cl
         assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == uuid(1)
 
     call(story)
-    assert not store.table.allocations[0].undecided
+    assert not plugin(store.table.allocations[0]).undecided
 
 
 def test_a_wrong_guess_never_starts_and_the_pod_is_made_anew(call, cluster, kubelet, store):
@@ -262,7 +266,7 @@ def test_a_wrong_guess_never_starts_and_the_pod_is_made_anew(call, cluster, kube
     call(story)
     assert cluster.said("AssignmentNotExecutable")
     (one,) = store.table.allocations
-    assert one.undecided
+    assert plugin(one).undecided
     assert not one.assigned
 
 
@@ -302,20 +306,20 @@ def test_the_assignment_of_the_pod_that_had_the_name_before_is_not_executed(call
         await stub.Allocate(
             allocate(later)
         )  # the kubelet lists the new pod, the watch still shows the old one
-        assert store.table.allocations[-1].undecided
+        assert plugin(store.table.allocations[-1]).undecided
         assert "waiting for the pod's annotations" in await refusal(stub.PreStartContainer(pre_start(later)))
         on = next(iter(store.table.allocations[-1].quota()))
         cluster.put(pod("web-0", 8, assigned={"c0": (Share(on, 8),)}, uid="new"))
         await stub.PreStartContainer(pre_start(later))
 
     call(story)
-    assert store.table.allocations[-1].owner.uid == "new"
+    assert plugin(store.table.allocations[-1]).owner.uid == "new"
 
 
 def test_on_a_node_with_assigned_pods_an_unknown_one_never_starts_with_defaults(
     call, cluster, kubelet, store, monkeypatch
 ):
-    monkeypatch.setattr(start_module, "_UNKNOWN_SECONDS", 0.0)
+    monkeypatch.setattr(settlement, "_UNKNOWN_SECONDS", 0.0)
     cluster.put(pod("sent", 8, assigned={"c0": (Share(uuid(0), 8),)}))
 
     async def story(stub):

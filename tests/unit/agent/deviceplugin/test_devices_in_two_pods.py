@@ -11,13 +11,14 @@ from dataclasses import replace
 import pytest
 
 from agent.accounting.presence import Presence
-from agent.deviceplugin.poller import Poller
-from gigaslice.allocation.lifetime import Listed, ListedPod, PodListing
-from gigaslice.allocation.reconcile import Answered
-from gigaslice.allocation.table import ContainerRef
+from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.deviceplugin import origin
+from gigaslice.deviceplugin.lifetime import Listed, ListedPod, PodListing
+from gigaslice.deviceplugin.origin import held, plugin
+from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
 from gigaslice.errors import KubeletError
 from tests.fakes.nodes import GIB, all_device_ids, device_ids, inventory, uuid
-from tests.fakes.served import gpu_memory
+from tests.fakes.served import gpu_memory, poller_of
 
 SAME = device_ids(0, 0, 1, 2, 3)
 FIRST, SECOND, THIRD = (ContainerRef("default", name, "c0") for name in ("first", "second", "third"))
@@ -40,12 +41,12 @@ class Kubelet:
     async def pods(self):
         if self.failing:
             raise KubeletError("rejected by rate limit")
-        held = (
+        taken = (
             ListedPod(one.container.namespace, one.container.pod, frozenset({"c0"}), frozenset(), (one,))
             for one in self.listed()
         )
         bare = (ListedPod(ref.namespace, ref.pod, frozenset(), frozenset({"c0"})) for ref in self.bare)
-        return (*held, *bare)
+        return (*taken, *bare)
 
 
 @pytest.fixture
@@ -62,10 +63,10 @@ def kept():
 @pytest.fixture
 def poller(store, allocator, kubelet, kept):
     def answers():
-        return None if kept == [None] else [Answered("", "c0", SAME, one, "", ()) for one in kept]
+        return None if kept == [None] else [KeptAllocateResponse("", "c0", SAME, one, "", ()) for one in kept]
 
-    return Poller(
-        store, allocator, kubelet, 3600.0, lambda: 1.0, present=lambda ids: Presence(), answers=answers
+    return poller_of(
+        store, allocator, kubelet, 3600.0, lambda: 1.0, present=lambda ids: Presence(), kept_responses=answers
     )
 
 
@@ -95,7 +96,7 @@ async def polled(poller, times=5):
 
 
 def by_container(store):
-    return {one.container: one.number for one in store.table.allocations}
+    return {plugin(one).container: one.number for one in store.table.allocations}
 
 
 @pytest.mark.parametrize(
@@ -114,8 +115,8 @@ def test_each_keeps_its_own_allocation(world, preference, between):
         assert by_container(store) == {FIRST: 1, SECOND: 2}
         promised = [one.promised for one in store.table.allocations]
         assert promised == [{uuid(0): 4 * GIB}, {uuid(0): 4 * GIB}], "each counts"
-        held = [device_id for one in store.table.allocations for device_id in one.held]
-        assert sorted(held) == sorted(SAME), "and each device ID once"
+        taken = [device_id for one in store.table.allocations for device_id in held(one)]
+        assert sorted(taken) == sorted(SAME), "and each device ID once"
 
     asyncio.run(story())
 
@@ -129,9 +130,9 @@ def test_the_end_of_one_leaves_the_other_what_it_has(store, kubelet, poller, pro
         del kubelet.holding[ending]
         await polled(poller)
         (left,) = store.table.allocations
-        assert left.container in kubelet.holding
-        assert left.number == {FIRST: 1, SECOND: 2}[left.container]
-        assert left.held == SAME and store.dirs.path(left.id).is_dir()
+        assert plugin(left).container in kubelet.holding
+        assert left.number == {FIRST: 1, SECOND: 2}[plugin(left).container]
+        assert held(left) == SAME and store.dirs.path(left.id).is_dir()
 
     asyncio.run(story())
 
@@ -167,7 +168,7 @@ def test_a_pod_made_anew_under_its_name_keeps_its_allocation(store, kubelet, pol
         kept[:] = [second.id]
         await polled(poller, 1)
         (left,) = store.table.allocations
-        assert (left.id, left.container, left.held) == (second.id, FIRST, SAME)
+        assert (left.id, plugin(left).container, held(left)) == (second.id, FIRST, SAME)
 
     asyncio.run(story())
 
@@ -209,7 +210,7 @@ def test_two_that_nothing_tells_apart_are_both_kept_and_both_count(store, kubele
         await admit(provider, kubelet, SECOND)
         kubelet.failing = False
         await polled(poller)
-        assert [one.container for one in store.table.allocations] == [None, None]
+        assert [plugin(one).container for one in store.table.allocations] == [None, None]
         assert [sum(one.promised.values()) for one in store.table.allocations] == [4 * GIB, 4 * GIB]
         kubelet.holding.clear()
         kubelet.bare.append(ContainerRef("default", "other", "c0"))
@@ -236,16 +237,17 @@ def test_an_init_container_still_lends(store, kubelet, poller, provider):
 
 
 def test_one_that_is_restored_counts_its_device_ids_only_where_no_other_does(
-    store, kubelet, poller, provider
+    store, allocator, kubelet, poller, provider
 ):
     async def story():
         await admit(provider, kubelet, FIRST)
         (lost,) = store.table.allocations
         store.update(store.table.without([lost.id]))
         await admit(provider, kubelet, SECOND)
-        store.restore(lost)
+        response = KeptAllocateResponse("", "c0", SAME, lost.id, str(store.dirs.path(lost.id)), (uuid(0),))
+        assert allocator.restore(response, {})
         second, first = store.table.allocations
-        assert (first.id, first.held, first.kept) == (lost.id, frozenset(), SAME)
-        assert second.held == SAME
+        assert (first.id, held(first), origin.kept(first)) == (lost.id, frozenset(), SAME)
+        assert held(second) == SAME
 
     asyncio.run(story())

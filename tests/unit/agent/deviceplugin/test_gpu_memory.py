@@ -8,7 +8,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from agent.allocation import start as start_module
+from agent.deviceplugin import prestart as start_module
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from gigaslice.errors import StorageError
@@ -219,7 +219,7 @@ def test_a_start_waits_a_while_and_lets_pass_when_there_is_room(call, store):
         await until_one_waits(parts.starts)
         assert not waiting.done()
         await stub.GetDevicePluginOptions(api.Empty())  # every other call goes on meanwhile
-        store.update(store.table.counted_out([one.id for one in store.table.allocations[:2]]))
+        store.update(store.table.with_ended([one.id for one in store.table.allocations[:2]]))
         await waiting
 
     call(story)
@@ -267,7 +267,7 @@ def test_many_waiting_starts_leave_time_for_other_calls(call, allocator, monkeyp
     async def story(stub, parts):
         for number in range(many):
             await stub.Allocate(allocate(device_ids(0, number)))
-        monkeypatch.setattr(allocator, "start_blocker", decide)
+        monkeypatch.setattr(allocator.service, "start_blocker", decide)
         starts = [stub.PreStartContainer(pre_start(device_ids(0, number))) for number in range(many)]
         assert all(
             code is grpc.StatusCode.UNAVAILABLE for code, _ in await asyncio.gather(*map(refusal, starts))
@@ -354,7 +354,7 @@ def test_an_allocation_asked_again_is_the_one_that_was_recorded(store, allocator
         assert other != first and len(store.table.allocations) == 2
         again = await plugin.allocate_again(request, age=0.5)
         assert again != first, "not the newest: given back and asked for anew"
-        allocator._now = lambda: 1700000100.0
+        allocator.service._now = lambda: 1700000100.0
         later = await plugin.allocate_again(request, age=0.5)
         assert later != again, "from before the call: a pod that has ended had it"
 

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 import vcuda
-from agent.allocation import start as start_module
 from agent.allocation.service import AllocationService
 from agent.apiserver import Eviction
-from gigaslice.allocation.reconcile import Answered
+from agent.deviceplugin import prestart as start_module
+from agent.deviceplugin import settlement
+from gigaslice.deviceplugin.origin import plugin, with_origin
+from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
 from gigaslice.kube.decode import parse_pod
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import device_ids, uuid
@@ -40,7 +42,7 @@ def test_a_pods_annotations_reach_preference_and_allocation_and_it_is_told(call,
     call(story)
     (text,) = cluster.said("GPUAllocated")
     assert f"4 GiB of {uuid(0)}, 4 GiB of {uuid(1)}" in text
-    assert store.table.allocations[0].owner.uid == "uid-a"
+    assert plugin(store.table.allocations[0]).owner.uid == "uid-a"
 
 
 def test_a_request_that_can_never_fit_is_said_on_the_pod_too(call, cluster):
@@ -88,7 +90,7 @@ def test_a_pod_that_the_watch_shows_too_late_starts_with_what_it_wanted(call, cl
     async def story(stub):
         chosen = await prefer(stub, 2)
         await stub.Allocate(allocate(chosen))
-        assert store.table.allocations[0].undecided
+        assert plugin(store.table.allocations[0]).undecided
         starting = asyncio.ensure_future(stub.PreStartContainer(pre_start(chosen)))
         await asyncio.sleep(0.3)
         assert not starting.done()
@@ -97,7 +99,11 @@ def test_a_pod_that_the_watch_shows_too_late_starts_with_what_it_wanted(call, cl
 
     call(story)
     allocation = store.table.allocations[0]
-    assert (allocation.policy.exclusive, allocation.policy.cores, allocation.owner.pod) == (True, 30, "late")
+    assert (allocation.policy.exclusive, allocation.policy.cores, plugin(allocation).owner.pod) == (
+        True,
+        30,
+        "late",
+    )
 
 
 def test_one_that_must_be_made_anew_is_evicted_if_something_makes_it_anew(
@@ -135,7 +141,7 @@ def test_what_a_start_decides_is_on_the_disk_before_the_container_starts(
         await stub.PreStartContainer(pre_start(chosen))
 
     call(story)
-    assert not store.table.allocations[0].undecided and store.table.allocations[0].policy.cores == 30
+    assert not plugin(store.table.allocations[0]).undecided and store.table.allocations[0].policy.cores == 30
     assert synced[-1] == store.table
 
 
@@ -210,6 +216,7 @@ def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, 
         assert not cluster.said("EvictionPending"), "no event announces what does not come"
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 61.0, thread_time=time.thread_time)
         monkeypatch.setattr(start_module, "time", later)
+        monkeypatch.setattr(settlement, "time", later)
         for _ in range(2):
             assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(chosen)))
         assert asked == [True, True, False], "again, and not for one that is ending"
@@ -232,7 +239,7 @@ def test_annotations_that_stay_unknown_are_waited_for_a_while_only(
         await stub.PreStartContainer(pre_start(chosen))
 
     call(story)
-    assert not store.table.allocations[0].undecided
+    assert not plugin(store.table.allocations[0]).undecided
 
 
 def test_an_api_server_that_refuses_us_holds_nobody_back(call, cluster, kubelet, store):
@@ -244,7 +251,7 @@ def test_an_api_server_that_refuses_us_holds_nobody_back(call, cluster, kubelet,
         cluster.expected = False
         await stub.PreStartContainer(pre_start(chosen))
         await stub.Allocate(allocate(device_ids(1, 5)))
-        assert not store.table.allocations[-1].undecided
+        assert not plugin(store.table.allocations[-1]).undecided
 
     call(story)
 
@@ -296,7 +303,7 @@ def test_a_start_is_held_while_its_pod_is_seen_and_told_meanwhile_for_what(
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
         assert not starting.done()
-        store.update(store.table.counted_out([one.id for one in store.table.allocations[:2]]))
+        store.update(store.table.with_ended([one.id for one in store.table.allocations[:2]]))
         await starting
         assert len(cluster.said("WaitingForGPU")) == 1, "once in a call"
 
@@ -351,12 +358,12 @@ def test_devices_of_a_living_pod_that_the_kubelet_hands_out_again_leave_it_what_
     async def story(stub):
         await stub.Allocate(allocate(await prefer(stub, 18)))
         (first,) = store.table.allocations
-        store.update(store.table.replaced([replace(first, container=first.ref)]))
+        store.update(store.table.replaced([with_origin(first, container=plugin(first).ref)]))
         cluster.put(pod("b", 24))
         (answer,) = (await stub.Allocate(allocate(await prefer(stub, 24)))).container_responses
         assert answer.envs["NVIDIA_VISIBLE_DEVICES"] not in first.quota()
         first, second = store.table.allocations
-        assert (first.forgotten, first.gone, sum(first.promised.values())) == (True, False, 18 << 30)
+        assert (plugin(first).forgotten, first.ended, sum(first.promised.values())) == (True, False, 18 << 30)
         assert not second.waiting
         cluster.put(pod("c", 10))
         chosen = await prefer(stub, 10)
@@ -379,7 +386,7 @@ def test_a_deleted_pod_on_another_gpu_than_its_devices_say_counts_no_more(call, 
         await stub.Allocate(allocate(device_ids(1, *range(8))))
         (first,) = store.table.allocations
         assert list(first.quota()) == [uuid(0)]
-        store.update(store.table.replaced([replace(first, container=first.ref)]))
+        store.update(store.table.replaced([with_origin(first, container=plugin(first).ref)]))
         cluster.pods.clear()
         cluster.put(pod("b", 24))
         (answer,) = (await stub.Allocate(allocate(device_ids(0, *range(24))))).container_responses
@@ -392,10 +399,10 @@ def test_a_deleted_pod_on_another_gpu_than_its_devices_say_counts_no_more(call, 
 
 def kept_of(allocation, store, **changes):
     return replace(
-        Answered(
+        KeptAllocateResponse(
             "uid-a",
             "c0",
-            allocation.device_ids,
+            plugin(allocation).device_ids,
             allocation.id,
             str(store.dirs.path(allocation.id)),
             tuple(allocation.quota()),
@@ -411,7 +418,7 @@ def test_the_kubelets_checkpoint_says_which_of_two_is_meant(call, cluster, kept,
     async def story(stub):
         await stub.Allocate(allocate(device_ids(0, *range(24))))
         (first,) = store.table.allocations
-        store.update(store.table.replaced([replace(first, container=first.ref)]))
+        store.update(store.table.replaced([with_origin(first, container=plugin(first).ref)]))
         cluster.put(pod("b", 24))
         await stub.Allocate(allocate(device_ids(0, *range(24))))
         second = store.table.allocations[1]
@@ -462,7 +469,7 @@ def test_a_lost_allocation_is_restored_with_what_its_pod_asked_for(call, cluster
         await stub.PreStartContainer(pre_start(device_ids(0, 1, 2)))
         (again,) = store.table.allocations
         assert (again.id, again.quota(), again.policy.cores) == (lost.id, lost.quota(), 30)
-        assert not again.undecided
+        assert not plugin(again).undecided
         (page,) = vcuda.read_limits(store.dirs.path(again.id) / "limits").gpus
         assert (page.memory_bytes, page.cores_percent) == (2 << 30, 30)
 

@@ -7,10 +7,11 @@ import pytest
 from agent.deviceplugin import hosting
 from agent.deviceplugin.hosting import host, run_beside
 from agent.deviceplugin.link import Link
-from agent.providers.provider import Answer, Device, Provider
+from agent.providers.container_edits import ContainerEdits
+from agent.providers.resource import Device, DevicePluginResource
 
 
-class Odd(Provider):
+class Odd(DevicePluginResource):
     """Fails at once, as often as it is told to."""
 
     resource = "example.com/odd"
@@ -24,7 +25,7 @@ class Odd(Provider):
         return [Device("a")]
 
     def answer(self, devices):
-        return Answer(env={"ODD": ",".join(devices)})
+        return ContainerEdits(env={"ODD": ",".join(devices)})
 
     async def watch(self, changed):
         self.runs += 1
@@ -37,13 +38,13 @@ class Odd(Provider):
 def test_a_provider_that_lacks_what_every_one_has_cannot_be_made():
     with pytest.raises(TypeError, match="neither answer nor allocate"):
 
-        class Mute(Provider):
+        class Mute(DevicePluginResource):
             def devices(self):
                 return []
 
-    class Empty(Provider):
+    class Empty(DevicePluginResource):
         def answer(self, devices):
-            return Answer()
+            return ContainerEdits()
 
     with pytest.raises(TypeError, match="devices"):
         Empty()

@@ -2,13 +2,15 @@ from pathlib import Path
 
 from agent.deviceplugin import messages
 from agent.deviceplugin.device_list import slice_devices
+from agent.providers.container_edits import gpu_edits, quota_mounts
 from tests.fakes.nodes import allocation, inventory, uuid
 
 HOST, LIBRARIES = Path("/var/lib/gigaslice/allocations/1"), Path("/var/lib/gigaslice/lib")
 
 
-def answered(*given):
-    return messages.answer(messages.container_answer(*given))
+def answered(one, directory, library_dir, visible_devices):
+    mounts = quota_mounts(directory, library_dir)
+    return messages.container_response(gpu_edits(one.id, tuple(one.quota()), visible_devices, mounts))
 
 
 def test_a_container_gets_four_mounts():

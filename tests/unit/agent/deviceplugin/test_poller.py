@@ -5,15 +5,17 @@ from types import SimpleNamespace
 import pytest
 
 from agent.accounting.presence import Presence
-from agent.deviceplugin.poller import PATIENCE, Poller
-from agent.persistence import directories
-from gigaslice.allocation.reconcile import Answered, Listed
-from gigaslice.allocation.table import ContainerRef
+from agent.deviceplugin.poller import PATIENCE
+from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.deviceplugin.lifetime import Listed
+from gigaslice.deviceplugin.origin import plugin
+from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
 from gigaslice.errors import KubeletError
 from gigaslice.kube.decode import parse_pod
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import GIB, ListedKubelet, device_ids, uuid
+from tests.fakes.served import poller_of
 from vcuda import contract
 
 REF = ContainerRef("default", "p", "main")
@@ -27,7 +29,7 @@ def kubelet():
 
 @pytest.fixture
 def poller(store, allocator, kubelet):
-    return Poller(store, allocator, kubelet, 3600.0, lambda: 1.0)
+    return poller_of(store, allocator, kubelet, 3600.0, lambda: 1.0)
 
 
 def polls(poller, count, regular=True):
@@ -42,7 +44,7 @@ def test_names_reach_the_allocation_table_and_the_directory(store, allocator, ku
     (one,) = allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
     polls(poller, 1, regular=False)
-    assert store.table.allocations[0].container == REF
+    assert plugin(store.table.allocations[0]).container == REF
     assert "default" in (store.dirs.path(one.id) / contract.OWNER_FILE).read_text()
 
 
@@ -68,24 +70,6 @@ def test_a_silent_kubelet_costs_nobody_anything(store, allocator, kubelet, polle
     assert store.table.allocations
 
 
-def test_files_for_the_next_allocation_are_made_after_each(store, allocator, kubelet, poller):
-    """Not only at the next poll, which comes too late for a burst of admissions."""
-    kubelet.failure = KubeletError("never answers")
-
-    async def main():
-        task = asyncio.create_task(poller.run())
-        for number in range(3):
-            poller.wake()
-            while len(store.dirs._spares) < directories._SPARES:
-                await asyncio.sleep(0.001)
-            allocator.allocate([device_ids(0, number)])
-            assert len(store.dirs._spares) == directories._SPARES - 1
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(asyncio.wait_for(main(), 30))
-
-
 def test_an_event_brings_a_poll_soon_and_many_events_do_not_bring_many(kubelet, poller):
     async def main():
         task = asyncio.create_task(poller.run())
@@ -105,7 +89,7 @@ def test_an_event_brings_a_poll_soon_and_many_events_do_not_bring_many(kubelet, 
 
 def test_it_polls_however_often_it_is_woken(store, allocator, kubelet):
     """Containers whose starts wait wake it ten times a second each, and wait for what a poll finds out."""
-    poller = Poller(store, allocator, kubelet, 0.05, lambda: 1.0)
+    poller = poller_of(store, allocator, kubelet, 0.05, lambda: 1.0)
 
     async def ring():
         while True:
@@ -153,24 +137,6 @@ def test_what_lives_is_not_given_up_however_long_it_is_not_listed(
     assert not store.table.allocations
 
 
-def test_the_files_of_what_is_given_up_go_with_the_same_poll(store, allocator, kubelet, poller, tmp_path):
-    (one,) = allocator.allocate([device_ids(0, 1, 2)])
-    polls(poller, PATIENCE)
-    root = store.dirs.path(one.id).parent
-    assert not store.table.allocations
-    assert [path.name for path in root.iterdir() if not path.name.startswith(".new-spare-")] == []
-
-
-def test_what_is_tidied_away_is_synced_first(store, poller, monkeypatch, allocator):
-    """It may be all that a power failure would leave."""
-    called = []
-    for name in ("sync", "tidy"):
-        monkeypatch.setattr(store, name, lambda name=name: called.append(name))
-    allocator.allocate([device_ids(0, 1)])
-    asyncio.run(poller.poll(regular=True))
-    assert called == ["sync", "tidy"]
-
-
 # --- what is known besides the kubelet's list ------------------------------------------------------------------------
 
 
@@ -198,7 +164,7 @@ def test_lists_of_a_kubelet_that_was_just_started_count_for_nothing(store, alloc
 def test_what_the_api_server_shows_alive_is_kept_whatever_the_kubelet_lists(
     store, allocator, kubelet, cluster
 ):
-    poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
+    poller = poller_of(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
     pod = cluster.put(known())
     (one,) = allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
@@ -220,7 +186,7 @@ def test_what_the_api_server_shows_alive_is_kept_whatever_the_kubelet_lists(
 def test_a_process_that_has_it_mounted_keeps_it(store, allocator, kubelet, cluster):
     """Deleted and unlisted, but its container still runs, and has not used CUDA yet."""
     mounted = set()
-    poller = Poller(
+    poller = poller_of(
         store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster,
         present=lambda asked: Presence(frozenset(mounted & set(asked)), others=True),
     )  # fmt: skip
@@ -238,7 +204,7 @@ def test_a_process_that_has_it_mounted_keeps_it(store, allocator, kubelet, clust
 
 def test_what_has_outlived_its_pod_is_known_after_regular_polls_and_not_before(store, allocator, kubelet):
     mounted = set()
-    poller = Poller(
+    poller = poller_of(
         store, allocator, kubelet, 3600.0, lambda: 1.0,
         present=lambda asked: Presence(frozenset(mounted & set(asked)), others=True),
     )  # fmt: skip
@@ -264,23 +230,23 @@ def test_what_has_outlived_its_pod_is_known_after_regular_polls_and_not_before(s
 def test_a_running_container_that_the_kubelet_has_forgotten_counts_and_is_told_once(
     store, allocator, kubelet, cluster
 ):
-    poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
+    poller = poller_of(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
     cluster.put(known())
     (one,) = allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
     polls(poller, 1)
     kubelet.listed, kubelet.pods = (), frozenset({"default/p"})
     polls(poller, 2 * PATIENCE)
-    assert store.table.find(one.id).forgotten
+    assert plugin(store.table.find(one.id)).forgotten
     assert store.table.find(one.id).promised
     assert len(cluster.said("AllocationForgotten")) == 1
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
     polls(poller, 1)
-    assert not store.table.find(one.id).forgotten, "a checkpoint that was put back"
+    assert not plugin(store.table.find(one.id)).forgotten, "a checkpoint that was put back"
 
 
 def test_a_forgotten_container_is_told_when_its_pod_becomes_known(store, allocator, kubelet, cluster):
-    poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
+    poller = poller_of(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
     allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
     polls(poller, 1)
@@ -293,7 +259,7 @@ def test_a_forgotten_container_is_told_when_its_pod_becomes_known(store, allocat
 
 
 def test_the_end_of_a_pod_brings_a_poll_soon(store, allocator, kubelet, cluster):
-    poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
+    poller = poller_of(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
     cluster.put(known())
     allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
@@ -318,21 +284,23 @@ def test_the_end_of_a_pod_brings_a_poll_soon(store, allocator, kubelet, cluster)
 
 def test_a_stranger_gets_the_id_and_the_gpus_of_the_answer_that_the_kubelet_keeps(store, allocator, kubelet):
     key = "0a" * 16
-    kept = Answered("u", "main", device_ids(0, 1, 2), key, str(store.dirs.path(key)), (uuid(1),))
-    poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, answers=lambda: (kept,))
+    kept = KeptAllocateResponse("u", "main", device_ids(0, 1, 2), key, str(store.dirs.path(key)), (uuid(1),))
+    poller = poller_of(store, allocator, kubelet, 3600.0, lambda: 1.0, kept_responses=lambda: (kept,))
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
     polls(poller, 1)
     (one,) = store.table.allocations
-    assert (one.id, one.quota(), one.foreign) == (key, {uuid(1): 2 * GIB}, False)
+    assert (one.id, one.quota(), plugin(one).foreign) == (key, {uuid(1): 2 * GIB}, False)
     assert store.dirs.problem(one) is None
 
 
 @pytest.mark.parametrize("answers", [None, (), "elsewhere"])
 def test_a_stranger_whose_files_cannot_be_known_counts_and_is_foreign(store, allocator, kubelet, answers):
     if answers == "elsewhere":
-        answers = (Answered("u", "main", device_ids(0, 1, 2), "0a" * 16, "/other/state", (uuid(0),)),)
-    poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, answers=lambda: answers)
+        answers = (
+            KeptAllocateResponse("u", "main", device_ids(0, 1, 2), "0a" * 16, "/other/state", (uuid(0),)),
+        )
+    poller = poller_of(store, allocator, kubelet, 3600.0, lambda: 1.0, kept_responses=lambda: answers)
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
     polls(poller, 1)
     (one,) = store.table.allocations
-    assert (one.foreign, one.promised) == (True, {uuid(0): 2 * GIB})
+    assert (plugin(one).foreign, one.promised) == (True, {uuid(0): 2 * GIB})

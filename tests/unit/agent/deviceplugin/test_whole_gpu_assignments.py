@@ -5,22 +5,20 @@ import itertools
 
 import pytest
 
-from agent.allocation import start as start_module
-from agent.allocation.pod_events import PodEvents
-from agent.allocation.service import AllocationService
-from agent.allocation.start import StartDecider
+from agent.deviceplugin import prestart as start_module
 from agent.deviceplugin.admission import AdmissionResolver
-from agent.deviceplugin.whole_gpu_admission import WholeGpuAdmissions
+from agent.deviceplugin.pod_events import PodEvents
+from agent.deviceplugin.whole_gpus import WholeGpus
 from agent.inventory.holder import InventoryHolder
-from agent.providers.provider import NotYetError, RefusedError
-from agent.providers.whole_gpus import WholeGpus
+from agent.providers.resource import NotYetError, RefusedError
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.deviceplugin.origin import plugin
 from gigaslice.kube.decode import parse_pod
 from gigaslice.model import Share
-from gigaslice.placement import Policy
 from tests.fakes.kubeapi import pod_document
-from tests.fakes.nodes import inventory, uuid
+from tests.fakes.nodes import device_allocator, inventory, uuid
+from tests.fakes.served import start_decider
 
 WHOLE, CLASS = "gigaslice.io/gpu", "gpuclass.gigaslice.io/nvidia.l4"
 
@@ -38,20 +36,16 @@ def whole(store, gpus, cluster, kubelet, monkeypatch):
     def new_id():
         return f"{next(numbers):032x}"
 
-    service = AllocationService(
-        store, gpus, Policy.GAIA, now=lambda: 1700000000.0, new_id=new_id, whole_resource=WHOLE
-    )
-    events = PodEvents(service, cluster)
-    resolver = AdmissionResolver(store, kubelet, cluster, WHOLE, whole=True)
+    allocator = device_allocator(store, gpus, new_id=new_id, whole_resource=WHOLE, whole=True)
+    events = PodEvents(allocator, cluster)
 
     async def withhold(device_ids):
         del device_ids
 
     return WholeGpus(
-        WHOLE, store, service, Policy.GAIA, "env", now=lambda: 1700000000.0, new_id=new_id,
-        withhold=withhold, allocated=lambda: None, ended=resolver.over,
-        decide=StartDecider(store, service, cluster, events, lambda: None).decide,
-        identify=WholeGpuAdmissions(resolver, service.chooser, cluster, events).identify,
+        store, allocator, "env", withhold=withhold, allocated=lambda: None, events=events,
+        starts=start_decider(store, allocator, cluster, events),
+        admissions=AdmissionResolver(store, kubelet, cluster, WHOLE, whole=True),
     )  # fmt: skip
 
 
@@ -92,7 +86,7 @@ def test_the_assigned_gpus_are_preferred_and_given_for_devices_of_any_name(whole
     asyncio.run(story())
     (one,) = store.table.allocations
     assert one.assigned
-    assert (one.owner.uid, one.undecided) == ("uid-a", False)
+    assert (plugin(one).owner.uid, plugin(one).undecided) == ("uid-a", False)
 
 
 def test_a_pod_without_an_assignment_is_placed_as_before(whole, cluster, store):

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from agent.deviceplugin.messages import answer
-from agent.kubelet.kubelet_checkpoint import CHECKPOINT, KeptAnswers
-from agent.providers.provider import Answer, Mount
-from gigaslice.allocation.table import whole_gpu_device_id
+from agent.deviceplugin.messages import container_response
+from agent.kubelet.kubelet_checkpoint import CHECKPOINT, KeptResponses
+from agent.providers.container_edits import ContainerEdits, Mount
+from gigaslice.deviceplugin.device_id import whole_gpu_device_id
 from tests.fakes.nodes import uuid
 from vcuda import contract
 
@@ -16,7 +16,7 @@ RESOURCE, WHOLE, KEY = "gigaslice.io/vgpu-memory", "gigaslice.io/gpu", "0a" * 16
 
 
 def entry(ids, given, resource=RESOURCE, **more):
-    raw = base64.b64encode(answer(given).SerializeToString()).decode()
+    raw = base64.b64encode(container_response(given).SerializeToString()).decode()
     return {
         "PodUID": "u",
         "ContainerName": "c",
@@ -29,13 +29,13 @@ def entry(ids, given, resource=RESOURCE, **more):
 
 def given(env=None, cdi=(), mounts=True, key=KEY):
     where = (Mount(contract.CONTAINER_LIMITS, f"/s/allocations/{key}/limits"),) if mounts else ()
-    return Answer(env=env or {}, mounts=where, cdi=cdi, annotations={"gigaslice.io/allocation": key})
+    return ContainerEdits(env=env or {}, mounts=where, cdi=cdi, annotations={"gigaslice.io/allocation": key})
 
 
 def read(tmp_path, *entries):
     data = {"Data": {"PodDeviceEntries": list(entries) or None}, "Checksum": 1}
     (tmp_path / CHECKPOINT).write_text(json.dumps(data))
-    return KeptAnswers(tmp_path, RESOURCE, WHOLE).read()
+    return KeptResponses(tmp_path, RESOURCE, WHOLE).read()
 
 
 def test_an_answer_says_its_allocation_its_place_and_its_gpus(tmp_path):
@@ -71,8 +71,8 @@ def test_other_plugins_and_answers_of_strangers_are_left_aside(tmp_path):
 )  # fmt: skip
 def test_what_makes_no_sense_is_as_good_as_missing(tmp_path, damage):
     (tmp_path / CHECKPOINT).write_bytes(damage)
-    assert KeptAnswers(tmp_path, RESOURCE).read() is None
+    assert KeptResponses(tmp_path, RESOURCE).read() is None
 
 
 def test_a_missing_file_is_not_an_empty_one(tmp_path):
-    assert KeptAnswers(tmp_path, RESOURCE).read() is None
+    assert KeptResponses(tmp_path, RESOURCE).read() is None

@@ -6,7 +6,7 @@ import pytest
 from agent.kubelet.pb import podresources_v1_pb2 as api
 from agent.kubelet.pb import podresources_v1_pb2_grpc as rpc
 from agent.kubelet.podresources import PodResourcesClient
-from gigaslice.allocation.table import ContainerRef
+from gigaslice.allocation.consumer import ContainerRef
 from gigaslice.errors import KubeletError
 
 

@@ -12,20 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vcuda
-from agent.allocation.owner import Identification, Requester
-from agent.allocation.service import AllocationService, ImpossibleError
+from agent.allocation.request import ImpossibleError
+from agent.deviceplugin.records import CODEC
+from agent.deviceplugin.requester import ContainerMatch, Requester
+from agent.deviceplugin.settlement import Settler
+from agent.deviceplugin.withholding import Withholding
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import Inventory
 from agent.limits.manager import LimitChange, LimitsManager
 from agent.persistence.store import Store
 from gigaslice.allocation.table import AllocationOptions
+from gigaslice.deviceplugin.handing_out import with_freed
+from gigaslice.deviceplugin.origin import plugin
 from gigaslice.kube.decode import parse_pod
 from gigaslice.limits.live_limits import ResizeRefusal
 from gigaslice.model import ANNOTATIONS, AnnotationRights, Gpu, Topology
-from gigaslice.placement import Policy
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
-from tests.fakes.nodes import GIB, device_ids, inventory, uuid
+from tests.fakes.nodes import GIB, device_allocator, device_ids, inventory, uuid
 from vcuda import contract
 
 GPU = "gigaslice.io/vgpu-memory"
@@ -47,24 +51,25 @@ class Node:
         library = self.directory / "libvcuda.so"
         library.write_bytes(b"\x7fELF library")
         self.gpus = InventoryHolder(inventory())
-        self.store = Store(self.directory / "state", library, gpu_bytes=self.gpus.gpu_bytes)
+        self.store = Store(self.directory / "state", library, gpu_bytes=self.gpus.gpu_bytes, codec=CODEC)
         self.store.open()
-        self.allocator = AllocationService(
-            self.store,
-            self.gpus,
-            Policy.GAIA,
-            lambda: 1700000000.0,
-            lambda: f"{next(self.numbers):032x}",
-            rights=self.rights,
+        self.allocator = device_allocator(
+            self.store, self.gpus, new_id=lambda: f"{next(self.numbers):032x}", rights=self.rights
         )
         self.manager = LimitsManager(
             self.store,
-            self.allocator,
+            self.allocator.service,
             self.cluster,
             slice_bytes=GIB,
             interval=0.01,
-            withhold=self.withhold,
             rights=self.rights,
+        )
+        self.withholding = Withholding(
+            self.store,
+            self.gpus,
+            self.cluster,
+            interval=0.01,
+            withhold=self.withhold,
             outlived=lambda: self.outlived,
         )
         self.manager.refresh(every=True)
@@ -83,7 +88,7 @@ class Node:
         pod = self.pod(name, len(numbers), **annotations)
         requester = Requester(pod, pod.containers[container])
         (allocation,) = self.allocator.allocate(
-            [sorted(device_ids(gpu, *numbers))], Identification(requester)
+            [sorted(device_ids(gpu, *numbers))], ContainerMatch(requester)
         )
         self.manager.changed()
         return allocation.id
@@ -96,10 +101,11 @@ class Node:
 
     def round(self):
         async def main():
-            task = asyncio.create_task(self.manager.run())
+            tasks = [asyncio.create_task(part.run()) for part in (self.manager, self.withholding)]
             await asyncio.sleep(0.005)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
         asyncio.run(main())
 
@@ -151,7 +157,7 @@ def test_what_cannot_be_done_changes_nothing_and_says_why(node, ask, words):
 def test_of_several_containers_one_has_to_be_named(node):
     pod = node.pod("a", 4, 4)
     for container, numbers in zip(pod.containers, (range(4), range(4, 8)), strict=True):
-        node.allocator.allocate([sorted(device_ids(0, *numbers))], Identification(Requester(pod, container)))
+        node.allocator.allocate([sorted(device_ids(0, *numbers))], ContainerMatch(Requester(pod, container)))
     assert "--container c0|c1" in node.resize("a", memory=GIB).detail
     node.resize("a", memory=GIB, container="c1")
     assert sorted(sum(one.quota().values()) for one in node.store.table.allocations) == [GIB, 4 * GIB]
@@ -160,7 +166,7 @@ def test_of_several_containers_one_has_to_be_named(node):
 def test_init_containers_stay_as_they_are(node):
     pod = node.pod("a", 4, init=(4,))
     node.allocator.allocate(
-        [sorted(device_ids(0, *range(4)))], Identification(Requester(pod, pod.containers[0]))
+        [sorted(device_ids(0, *range(4)))], ContainerMatch(Requester(pod, pod.containers[0]))
     )
     assert "init container" in node.resize("a", memory=GIB).detail
 
@@ -242,7 +248,7 @@ def test_an_annotation_gives_no_more_than_was_requested(node, key, memory):
 def test_of_several_gpus_the_sum_is_what_was_requested(node):
     pod = node.pod("a", 8, gpus="2")
     ids = sorted(device_ids(0, *range(4)) | device_ids(1, *range(4)))
-    (made,) = node.allocator.allocate([ids], Identification(Requester(pod, pod.containers[0])))
+    (made,) = node.allocator.allocate([ids], ContainerMatch(Requester(pod, pod.containers[0])))
     assert sorted(made.quota().values()) == [4 * GIB, 4 * GIB]
     node.annotate("a", gpus="2", memory="2,6")
     assert sorted(node.store.table.find(made.id).quota().values()) == [2 * GIB, 6 * GIB]
@@ -351,13 +357,20 @@ def test_nor_does_one_at_its_creation(refusing, name, text):
     one = refusing.admit("a", range(8), **{name.replace("-", "_"): text})
     refusing.round()
     made = refusing.store.table.find(one)
-    assert made.undecided, "it is held back until the annotation is corrected"
+    assert made.origin.undecided, "it is held back until the annotation is corrected"
     assert made.policy == AllocationOptions() and refusing.page(one) == (8, 0)
     pod = refusing.cluster.pod("default", "a")
-    reason = refusing.allocator.settle(made, Requester(pod, pod.containers[0])).reason
+    reason = (
+        Settler(refusing.store, refusing.allocator).settle(made, Requester(pod, pod.containers[0])).reason
+    )
     assert reason is not None and f"gigaslice.io/{name}" in reason
     better = replace(pod, annotations={})
-    assert refusing.allocator.settle(made, Requester(better, better.containers[0])).reason is None
+    assert (
+        Settler(refusing.store, refusing.allocator)
+        .settle(made, Requester(better, better.containers[0]))
+        .reason
+        is None
+    )
 
 
 def test_what_a_running_pod_was_given_stays_with_it(tmp_path):
@@ -425,11 +438,13 @@ def test_whatever_is_written_nothing_is_more_than_was_counted(written):
             pod = node.cluster.put(replace(node.pod("a", 8), annotations=written[0]))
             requester = Requester(pod, pod.containers[0])
             with contextlib.suppress(ImpossibleError):
-                node.allocator.allocate([sorted(device_ids(0, *range(8)))], Identification(requester))
+                node.allocator.allocate([sorted(device_ids(0, *range(8)))], ContainerMatch(requester))
             for annotations in written[1:]:
                 for allocation in node.store.table.allocations:
-                    if allocation.undecided:
-                        node.allocator.settle(allocation, Requester(pod, pod.containers[0]))
+                    if plugin(allocation).undecided:
+                        Settler(node.store, node.allocator).settle(
+                            allocation, Requester(pod, pod.containers[0])
+                        )
                 pod = node.cluster.put(replace(pod, annotations=annotations))
                 node.round()
                 for allocation in node.store.table.allocations:
@@ -506,10 +521,10 @@ class HostNode(Node):
         super().start()
         gpu = Gpu(uuid(0), 0, "L4", 16 * GIB, 24, GIB, host_bytes=8 * GIB)
         self.gpus.now = Inventory((gpu,), Topology.flat(1))
-        self.allocator._host_left = lambda: self.left
+        self.allocator.service._host_left = lambda: self.left
 
     def may_start(self, allocation_id):
-        return self.allocator.start_blocker(self.store.table.find(allocation_id))
+        return self.allocator.service.start_blocker(self.store.table.find(allocation_id))
 
 
 @pytest.fixture
@@ -556,7 +571,7 @@ def test_no_container_grows_into_host_memory_that_is_not_there(host_node):
 
 def test_what_a_deleted_pod_still_holds_is_withheld_until_it_ends(node):
     key = node.admit("a", range(8))
-    forgotten = node.store.table.given_back(device_ids(0, 0))
+    forgotten = with_freed(node.store.table, device_ids(0, 0))
     node.store.update(forgotten)
     node.round()
     assert node.shown == frozenset(), "the scheduler counts its pod"

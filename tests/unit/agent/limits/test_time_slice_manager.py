@@ -10,10 +10,11 @@ import vcuda
 from agent.inventory.page_faults import Paging
 from agent.inventory.source import Inventory
 from agent.limits.time_slice_manager import BUSY, LEASE_MS, QUIET, SOON, TimeSliceManager
-from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable, Hold
+from gigaslice.allocation.table import AllocationOptions, AllocationTable
+from gigaslice.deviceplugin.origin import GpuTokens
 from gigaslice.model import Gpu, Topology
 from tests.fakes.hostile import HostileLedger
-from tests.fakes.nodes import GIB, uuid
+from tests.fakes.nodes import GIB, of_tokens, uuid
 from vcuda import contract
 
 QUOTA = 16
@@ -40,9 +41,9 @@ class Node:
         self.names = {}
         table, fresh = AllocationTable(), []
         for number, name in enumerate(names, 1):
-            hold = Hold(uuid(0), GIB, tuple(f"{uuid(0)}/{QUOTA * number + n}" for n in range(QUOTA)), GIB)
+            tokens = GpuTokens(uuid(0), tuple(f"{uuid(0)}/{QUOTA * number + n}" for n in range(QUOTA)))
             rules = AllocationOptions(oversubscribe=True, **policy)
-            allocation = Allocation(f"{number:032x}", number, 1.0, (hold,), store.library, policy=rules)
+            allocation = of_tokens(number, tokens, library=store.library, policy=rules, physical_bytes=GIB)
             self.names[allocation.id] = name
             self.said[name] = used(1)
             table, fresh = table.with_allocation(allocation), [*fresh, allocation]
@@ -94,7 +95,7 @@ def test_the_page_of_a_container_that_ends_is_freed_and_so_are_all_at_the_end(st
     node.step(8, a=1, b=1, c=1)
     assert sum(node.page(name)[0] == 1 for name in "abc") == 2
     ended = next(allocation for allocation in store.table.allocations if node.names[allocation.id] == "b")
-    store.update(store.table.replaced([replace(ended, gone=True)]))
+    store.update(store.table.replaced([replace(ended, ended=True)]))
     node.step(0.1, a=1, c=1)
     assert node.page("b")[0] == 0
     assert sum(node.page(name)[0] == 1 for name in "ac") == 1
@@ -106,7 +107,7 @@ def test_of_a_container_that_was_given_up_nothing_is_kept(store):
     node = Node(store)
     node.step(0.1, a=1, b=1)
     first, second = store.table.allocations
-    store.update(store.table.replaced([replace(first, gone=True)]))
+    store.update(store.table.replaced([replace(first, ended=True)]))
     node.manager.poll()
     assert len(node.manager.held_us) == 2, "it is still shown"
     store.update(store.table.without([first.id]))
@@ -166,12 +167,11 @@ def test_every_gpu_has_its_own_time_slices(store):
     manager = TimeSliceManager(store, lambda: found, lambda: clock[0])
     table, fresh = AllocationTable(), []
     for number in (1, 2):
-        holds = tuple(
-            Hold(uuid(n), GIB, tuple(f"{uuid(n)}/{100 * number + k}" for k in range(QUOTA)), GIB)
-            for n in range(2)
-        )
+        tokens = [
+            GpuTokens(uuid(n), tuple(f"{uuid(n)}/{100 * number + k}" for k in range(QUOTA))) for n in range(2)
+        ]
         policy = AllocationOptions(oversubscribe=True)
-        one = Allocation(f"{number:032x}", number, 1.0, holds, store.library, policy=policy)
+        one = of_tokens(number, *tokens, library=store.library, policy=policy, physical_bytes=GIB)
         table, fresh = table.with_allocation(one), [*fresh, one]
     store.commit(table, fresh)
     progress = [1]

@@ -26,16 +26,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import vcuda
-from agent.allocation.service import AllocationService, ImpossibleError
+from agent.allocation.request import ImpossibleError
+from agent.deviceplugin.records import CODEC
+from agent.deviceplugin.reviews import carry_out
 from agent.inventory.holder import InventoryHolder
 from agent.persistence.store import Store
-from gigaslice.allocation.lifetime import Evidence
-from gigaslice.allocation.reconcile import Listed, PodListing, review
-from gigaslice.allocation.table import ContainerRef, LiveLimit
+from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.allocation.table import LiveLimit
+from gigaslice.deviceplugin.lifetime import Evidence, Listed, PodListing
+from gigaslice.deviceplugin.origin import held, plugin
+from gigaslice.deviceplugin.reconcile import review
 from gigaslice.errors import GigasliceError
 from gigaslice.placement import Policy
 from gigaslice.runtime import logs
-from tests.fakes.nodes import GIB, all_device_ids, inventory
+from tests.fakes.nodes import GIB, all_device_ids, device_allocator, inventory
 from vcuda import contract
 
 GPUS = inventory(gpus=3, slices=16)
@@ -89,23 +93,23 @@ def poll(store: Store, kubelet: Kubelet) -> None:
         library=store.library,
         now=time.time(),
     )
-    store.apply(found)
+    carry_out(store, found)
 
 
 def work(state: Path, library: Path, kubelet: Kubelet, rng: random.Random, say: Callable[..., None]) -> None:
     """An agent's work: start, learn and give up, resize, allocate, sync."""
-    store = Store(state, library)
+    store = Store(state, library, codec=CODEC)
     store.open()
     poll(store, kubelet)
     for allocation in store.table.allocations[:2]:
-        size = rng.randint(1, len(allocation.device_ids)) * GIB // 2
+        size = rng.randint(1, len(plugin(allocation).device_ids)) * GIB // 2
         say(resizing=allocation.id, bytes=size)
         limits = tuple(LiveLimit(hold.gpu, memory_bytes=size) for hold in allocation.holds)
         store.resize(replace(allocation, limits=limits, resizes=allocation.resizes + 1))
         store.dirs.set_limits(allocation.id, dict.fromkeys(allocation.quota(), (size, 0)))
         if allocation.id in kubelet.answered:
             say(resized=allocation.id, bytes=size)
-    allocator = AllocationService(
+    allocator = device_allocator(
         store, InventoryHolder(GPUS), Policy.GAIA, time.time, lambda: secrets.token_hex(16)
     )
     if rng.random() < 0.5:
@@ -131,13 +135,13 @@ def work(state: Path, library: Path, kubelet: Kubelet, rng: random.Random, say: 
 
 def check(state: Path, library: Path, kubelet: Kubelet) -> None:
     """A successor's start: every answer is there, whole, once; a resize that was answered holds."""
-    store = Store(state, library)
+    store = Store(state, library, codec=CODEC)
     store.open()
     table = store.table
     for key, device_ids in kubelet.answered.items():
         allocation = table.find(key)
         assert allocation is not None, f"the answered allocation {key} is lost"
-        assert allocation.device_ids == set(device_ids) and allocation.held == set(device_ids), (
+        assert plugin(allocation).device_ids == set(device_ids) and held(allocation) == set(device_ids), (
             f"{key} has other device IDs"
         )
         assert store.dirs.problem(allocation) is None, store.dirs.problem(allocation)
@@ -149,8 +153,8 @@ def check(state: Path, library: Path, kubelet: Kubelet) -> None:
                 assert gpu.memory_bytes in (*kubelet.tried[key], allocation.quota()[gpu.uuid])
             assert set(latest) <= kubelet.tried[key]
         assert not (key in kubelet.sizes and not allocation.resizes), "an answered resize is lost"
-    held = [device_id for allocation in table.allocations for device_id in allocation.held]
-    assert len(held) == len(set(held)), "a device ID counts twice"
+    taken = [device_id for allocation in table.allocations for device_id in held(allocation)]
+    assert len(taken) == len(set(taken)), "a device ID counts twice"
     numbers = [allocation.number for allocation in table.allocations]
     assert len(numbers) == len(set(numbers)) and table.next_number > max(numbers, default=0)
     half = [path.name for path in (state / "allocations").iterdir() if path.name.startswith(".")]

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 
+from agent.deviceplugin.records import CODEC
 from agent.persistence import codec
 from agent.persistence.checkpoint import CheckpointFile
 from gigaslice.allocation.table import AllocationTable
@@ -22,18 +23,18 @@ def path(tmp_path):
 
 
 def test_nothing_there_is_no_allocation_table(path):
-    assert CheckpointFile(path).load().table is None
-    assert CheckpointFile(path).peek() == AllocationTable()
+    assert CheckpointFile(path, CODEC).load().table is None
+    assert CheckpointFile(path, CODEC).peek() == AllocationTable()
 
 
 def test_the_last_allocation_table_is_found_and_the_one_before_is_kept(path):
-    file = CheckpointFile(path)
+    file = CheckpointFile(path, CODEC)
     for table in (FIRST, SECOND, THIRD):
         file.save(table)
         file.sync()
     file.tidy()
-    assert CheckpointFile(path).load().table == THIRD
-    assert codec.decode_table(path.with_name("checkpoint.json.previous").read_bytes()) == SECOND
+    assert CheckpointFile(path, CODEC).load().table == THIRD
+    assert CODEC.decode_table(path.with_name("checkpoint.json.previous").read_bytes()) == SECOND
     assert sorted(found.name for found in path.parent.iterdir()) == [
         "checkpoint.json",
         "checkpoint.json.previous",
@@ -41,28 +42,28 @@ def test_the_last_allocation_table_is_found_and_the_one_before_is_kept(path):
 
 
 def test_it_is_the_agents_alone(path):
-    CheckpointFile(path).save(FIRST)
+    CheckpointFile(path, CODEC).save(FIRST)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_damaged_file_is_kept_aside_and_the_one_before_is_used(path):
-    file = CheckpointFile(path)
+    file = CheckpointFile(path, CODEC)
     file.save(FIRST)
     file.save(SECOND)
     path.write_bytes(path.read_bytes()[:-5])
-    loaded = CheckpointFile(path).load()
+    loaded = CheckpointFile(path, CODEC).load()
     assert loaded.table == FIRST
     assert len(loaded.notes) == 1
     assert [found.name for found in path.parent.glob("*.corrupt-*")]
 
 
 def test_both_damaged_is_no_allocation_table_and_both_are_kept(path):
-    file = CheckpointFile(path)
+    file = CheckpointFile(path, CODEC)
     file.save(FIRST)
     file.save(SECOND)
     for found in (path, path.with_name("checkpoint.json.previous")):
         found.write_bytes(b"")
-    loaded = CheckpointFile(path).load()
+    loaded = CheckpointFile(path, CODEC).load()
     assert loaded.table is None
     assert len(loaded.notes) == 2
     assert len(list(path.parent.glob("*.corrupt-*"))) == 2
@@ -71,21 +72,21 @@ def test_both_damaged_is_no_allocation_table_and_both_are_kept(path):
 def test_two_damaged_files_within_a_second_do_not_share_a_name(path):
     for _ in range(3):
         path.write_bytes(b"x")
-        CheckpointFile(path).load()
+        CheckpointFile(path, CODEC).load()
     assert len(list(path.parent.glob("*.corrupt-*"))) == 3
 
 
 def test_a_newer_file_is_refused_and_left_alone(path, monkeypatch):
     monkeypatch.setattr(codec, "VERSION", 1)
-    raw = codec._sealed(b'{"next":1,"allocations":[]}', version=9)
+    raw = codec.sealed(b'{"next":1,"allocations":[]}', version=9)
     path.write_bytes(raw)
     with pytest.raises(CheckpointVersionError, match="start the newer gigaslice again"):
-        CheckpointFile(path).load()
+        CheckpointFile(path, CODEC).load()
     assert path.read_bytes() == raw
 
 
 def test_peek_changes_nothing(path):
-    file = CheckpointFile(path)
+    file = CheckpointFile(path, CODEC)
     file.save(FIRST)
     file.save(SECOND)
     path.write_bytes(b"x")
@@ -97,7 +98,7 @@ def test_peek_changes_nothing(path):
 
 
 def test_the_next_file_is_made_ahead_and_no_matter_what_is_in_it(path):
-    file = CheckpointFile(path)
+    file = CheckpointFile(path, CODEC)
     new = path.with_name("checkpoint.json.new")
     for table in (FIRST, SECOND, THIRD):
         file.make_ahead()
@@ -166,7 +167,7 @@ def test_dying_before_any_call_leaves_one_of_the_allocation_table_that_were_save
     while code == KILLED:
         path = tmp_path / str(number) / "checkpoint.json"
         path.parent.mkdir()
-        file = CheckpointFile(path)
+        file = CheckpointFile(path, CODEC)
         file.save(FIRST)
         file.save(SECOND)
 
@@ -180,7 +181,7 @@ def test_dying_before_any_call_leaves_one_of_the_allocation_table_that_were_save
         code = in_a_child(job)
         assert bool(place.read_text()) == (code == KILLED), "a case that does not kill is the last"
         killed_before += [place.read_text()] if code == KILLED else []
-        loaded = CheckpointFile(path).load()
+        loaded = CheckpointFile(path, CODEC).load()
         assert loaded.table in (SECOND, THIRD), number
         assert loaded.notes == ()
         file.save(FIRST)
@@ -283,7 +284,7 @@ def tables(number):
 
 def newest(directory, made):
     """Number of the allocation table that a successor finds there; -1: none."""
-    found = CheckpointFile(directory / "checkpoint.json").load().table
+    found = CheckpointFile(directory / "checkpoint.json", CODEC).load().table
     return made.index(found) if found is not None else -1
 
 
@@ -304,7 +305,7 @@ def test_what_was_synced_survives_a_power_failure_at_any_call(tmp_path, monkeypa
             at[0] += 1
 
         disk.seen = look
-        file = CheckpointFile(directory / "checkpoint.json")
+        file = CheckpointFile(directory / "checkpoint.json", CODEC)
         for number in range(4 * saves):
             file.save(made[number])
             file.tidy()
@@ -324,7 +325,7 @@ def test_a_sync_at_any_moment_of_a_save_keeps_what_was_saved_before_it(tmp_path,
         directory.mkdir()
         with monkeypatch.context() as patched:
             disk = Disk(patched, directory)
-            file = CheckpointFile(directory / "checkpoint.json")
+            file = CheckpointFile(directory / "checkpoint.json", CODEC)
             file.save(made[0])
             file.sync()
             file.save(made[1])
@@ -350,7 +351,7 @@ def test_a_sync_at_any_moment_of_a_save_keeps_what_was_saved_before_it(tmp_path,
 
 
 def test_a_sync_waits_while_names_change(tmp_path):
-    file = CheckpointFile(tmp_path / "checkpoint.json")
+    file = CheckpointFile(tmp_path / "checkpoint.json", CODEC)
     file.save(FIRST)
     done = threading.Event()
     thread = threading.Thread(target=lambda: (file.sync(), done.set()))
@@ -362,7 +363,7 @@ def test_a_sync_waits_while_names_change(tmp_path):
 
 
 def test_a_allocation_table_that_was_synced_is_found_behind_two_that_were_not(path):
-    file = CheckpointFile(path)
+    file = CheckpointFile(path, CODEC)
     for number, table in enumerate((FIRST, SECOND, THIRD)):
         file.save(table)
         if number == 0:
@@ -370,16 +371,16 @@ def test_a_allocation_table_that_was_synced_is_found_behind_two_that_were_not(pa
         file.tidy()
     for lost in (path, path.with_name("checkpoint.json.previous")):
         lost.write_bytes(b"")
-    successor = CheckpointFile(path)
+    successor = CheckpointFile(path, CODEC)
     loaded = successor.load()
     assert loaded.table == FIRST and len(loaded.notes) == 2
     for table in (SECOND, THIRD, FIRST, SECOND):
         successor.save(table)
-    assert CheckpointFile(path).load().table == SECOND
+    assert CheckpointFile(path, CODEC).load().table == SECOND
 
 
 def test_no_room_is_one_line_and_the_allocation_table_before_stays(path, monkeypatch):
-    file = CheckpointFile(path)
+    file = CheckpointFile(path, CODEC)
     file.save(FIRST)
 
     def full(fd, data):
@@ -395,15 +396,15 @@ def test_no_room_is_one_line_and_the_allocation_table_before_stays(path, monkeyp
 def test_a_checkpoint_that_is_a_directory(path):
     path.mkdir()
     with pytest.raises(StorageError):
-        CheckpointFile(path).load()
+        CheckpointFile(path, CODEC).load()
 
 
 def test_old_files_go_later_or_at_the_next_start(path):
-    file = CheckpointFile(path)
+    file = CheckpointFile(path, CODEC)
     for table in (FIRST, SECOND, THIRD):
         file.save(table)
     assert len(list(path.parent.glob("*.ended-*"))) == 1
-    successor = CheckpointFile(path)
+    successor = CheckpointFile(path, CODEC)
     assert successor.load().table == THIRD
     successor.tidy()
     assert len(list(path.parent.glob("*.ended-*"))) == 1, "it may be the only one that is on the disk"
@@ -414,7 +415,7 @@ def test_old_files_go_later_or_at_the_next_start(path):
 
 
 def test_old_files_do_not_pile_up_when_nobody_tidies(path):
-    file = CheckpointFile(path)
+    file = CheckpointFile(path, CODEC)
     for number in range(100):
         file.save((FIRST, SECOND)[number % 2])
     assert len(list(path.parent.iterdir())) < 50

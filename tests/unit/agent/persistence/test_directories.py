@@ -6,9 +6,12 @@ import shutil
 import pytest
 
 import vcuda
+from agent.deviceplugin.records import CODEC
 from agent.ledgers import usage
 from agent.persistence.directories import AllocationDirs
-from gigaslice.allocation.table import AllocationOptions, ContainerRef, Owner
+from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.allocation.table import AllocationOptions
+from gigaslice.deviceplugin.origin import Owner, plugin, with_origin
 from gigaslice.errors import StorageError
 from tests.fakes.nodes import GIB, LIBRARY, allocation, uuid
 from vcuda import contract
@@ -18,7 +21,7 @@ ONE = allocation(1, (0, range(8)), (1, range(2)))
 
 @pytest.fixture
 def dirs(tmp_path):
-    made = AllocationDirs(tmp_path / "allocations")
+    made = AllocationDirs(tmp_path / "allocations", CODEC)
     made.prepare()
     return made
 
@@ -59,7 +62,7 @@ def test_allocations_are_read_back_with_their_owners(dirs):
     dirs.create(ONE)
     assert dirs.read_all() == {ONE.id: ONE}
     dirs.write_owner(ONE.id, ContainerRef("default", "p", "main"))
-    assert str(dirs.read_all()[ONE.id].container) == "default/p/main"
+    assert str(plugin(dirs.read_all()[ONE.id]).container) == "default/p/main"
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"namespace": 3}'])
@@ -104,7 +107,7 @@ def test_files_go_later_than_their_directory(dirs, tmp_path):
     dirs.remove(ONE.id)
     assert dirs.read_all() == {}
     assert len([name for name in names(tmp_path) if name.startswith(".old-")]) == 2
-    successor = AllocationDirs(tmp_path / "allocations")
+    successor = AllocationDirs(tmp_path / "allocations", CODEC)
     successor.prepare()
     assert names(tmp_path) == []
     dirs.tidy()
@@ -172,7 +175,7 @@ def test_what_was_made_ahead_has_the_room_and_the_modes_that_it_will_need(dirs, 
         assert ledger.st_blocks * 512 >= ledger.st_size == vcuda.ledger_file_bytes()
         assert page.st_blocks * 512 >= page.st_size == 4096
         assert (ledger.st_mode & 0o777, page.st_mode & 0o777) == (0o666, 0o644)
-    owned = dataclasses.replace(ONE, owner=Owner("uid", "default", "p", "main"))
+    owned = with_origin(ONE, owner=Owner("uid", "default", "p", "main"))
     dirs.create(owned)
     assert "default" in (dirs.path(ONE.id) / contract.OWNER_FILE).read_text()
     lends = dataclasses.replace(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import vcuda
+from agent.deviceplugin.records import CODEC
 from agent.ledgers import usage
 from agent.persistence.ledger_files import ledger_path
 from agent.persistence.store import Store, read_only
@@ -40,7 +41,7 @@ def make(tmp_path):
     def _make():
         for one in opened:
             one.close()
-        store = Store(tmp_path / "state", library, ledger_dir=tmp_path / "run")
+        store = Store(tmp_path / "state", library, ledger_dir=tmp_path / "run", codec=CODEC)
         store.open()
         opened.append(store)
         return store
@@ -82,7 +83,9 @@ def test_where_they_do_not_it_lies_elsewhere_under_the_same_name(make, tmp_path,
     assert store.dirs.problem(ONE) is None
     assert store.dirs.ledgers.held(ONE.id)
     assert store.dirs.ledger_files.unsafe == ""
-    _, readings = read_only(store.state_dir)  # as another process reads it, which knows nothing of the place
+    _, readings = read_only(
+        store.state_dir, CODEC
+    )  # as another process reads it, which knows nothing of the place
     assert readings[ONE.id].problem is None
 
 
@@ -235,13 +238,14 @@ except subprocess.CalledProcessError as error:
     print(error.stderr.decode(), file=sys.stderr)
     raise SystemExit(77)
 import vcuda
+from agent.deviceplugin.records import CODEC
 from agent.persistence.ledger_files import ledger_path
 from agent.persistence.store import Store
 from tests.fakes.nodes import allocation
 one = allocation(1, (0, range(8)))
 (root / "libvcuda.so").write_bytes(b"library")
 for place in (root / "run", None):
-    store = Store(root / "state" / str(place is None), root / "libvcuda.so", ledger_dir=place)
+    store = Store(root / "state" / str(place is None), root / "libvcuda.so", ledger_dir=place, codec=CODEC)
     store.open()
     store.commit(store.table.with_allocation(one), [one])
     path = ledger_path(store.dirs.path(one.id))

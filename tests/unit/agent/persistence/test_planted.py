@@ -8,8 +8,10 @@ import pytest
 
 import vcuda
 from agent.commands import status
+from agent.deviceplugin.records import CODEC
 from agent.health import health_files as health
 from agent.persistence.store import Store
+from gigaslice.deviceplugin.origin import plugin
 from gigaslice.errors import GigasliceError
 from tests.fakes.nodes import allocation
 from vcuda import errors, quotas
@@ -58,7 +60,7 @@ def state(short_dir):
     """A state directory with one allocation, whose agent has ended."""
     library = short_dir / "libvcuda.so"
     library.write_bytes(b"\x7fELF library")
-    store = Store(short_dir / "s", library)
+    store = Store(short_dir / "s", library, codec=CODEC)
     store.open()
     one = allocation(1, (0, range(2)), library=store.library)
     store.commit(store.table.with_allocation(one), [one])
@@ -72,14 +74,14 @@ def go_on(store, one):
         status.collect(store.state_dir)
     except GigasliceError as error:
         assert "\n" not in str(error)
-    again = Store(store.state_dir, store.state_dir.parent / "libvcuda.so")
+    again = Store(store.state_dir, store.state_dir.parent / "libvcuda.so", codec=CODEC)
     try:
         again.open()
         again.readings()
         if again.table.allocations:
             again.ensure(one)
             again.dirs.write_allocation(one)
-            again.dirs.write_owner(one.id, one.container) if one.container else None
+            again.dirs.write_owner(one.id, plugin(one).container) if plugin(one).container else None
         again.update(again.table.without([one.id]))
         again.sync()
         again.tidy()
@@ -132,7 +134,7 @@ def test_in_place_of_a_directory(state, kind):
 def test_a_directory_that_goes_while_it_is_read_is_no_damage(state, monkeypatch):
     """Between the checkpoint and its ledgers an allocation can end: it is not shown, neither as damaged."""
     store, one = state
-    again = Store(store.state_dir, store.state_dir.parent / "libvcuda.so")
+    again = Store(store.state_dir, store.state_dir.parent / "libvcuda.so", codec=CODEC)
     again.open()
     real = vcuda.read_ledger
 

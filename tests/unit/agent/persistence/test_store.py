@@ -1,15 +1,18 @@
 import stat
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 import vcuda
+from agent.deviceplugin.records import CODEC
+from agent.deviceplugin.reviews import carry_out
 from agent.ledgers import usage
 from agent.persistence.store import Store, read_only
-from gigaslice.allocation.lifetime import Evidence
-from gigaslice.allocation.reconcile import Listed, PodListing, review
-from gigaslice.allocation.table import AllocationTable, ContainerRef
+from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.allocation.table import AllocationTable
+from gigaslice.deviceplugin.lifetime import Evidence, Listed, PodListing
+from gigaslice.deviceplugin.origin import plugin, with_origin
+from gigaslice.deviceplugin.reconcile import review
 from gigaslice.errors import CheckpointError, LockedError, MissingError, StorageError
 from tests.fakes.nodes import LIBRARY, allocation, inventory
 from vcuda import contract
@@ -29,7 +32,7 @@ def make(tmp_path, library):
     opened = []
 
     def _make():
-        store = Store(tmp_path / "state", library)
+        store = Store(tmp_path / "state", library, codec=CODEC)
         store.open()
         opened.append(store)
         return store
@@ -80,13 +83,13 @@ def test_only_one_agent_at_a_time(make):
 def test_a_lost_checkpoint_costs_nothing(make, tmp_path):
     first = make()
     fill(first, allocation(1, (0, range(8))), allocation(2, (1, range(4))))
-    first.apply(reconciled(first, Listed(REF, allocation(1, (0, range(8))).device_ids)))
+    carry_out(first, reconciled(first, Listed(REF, plugin(allocation(1, (0, range(8)))).device_ids)))
     table = first.table
     first.close()
     for name in ("checkpoint.json", "checkpoint.json.previous"):
         (tmp_path / "state" / name).write_bytes(b"garbage")
     unknown_again = AllocationTable(
-        tuple(replace(one, suspects=None) for one in table.allocations), table.next_number
+        tuple(with_origin(one, suspects=None) for one in table.allocations), table.next_number
     )
     assert make().table == unknown_again
 
@@ -165,15 +168,15 @@ def test_a_review_is_carried_out(make):
         allocation(2, (1, range(4)), container=ContainerRef("default", "q", "main")),
     )
     fill(store, one, two)
-    store.apply(reconciled(store, Listed(REF, one.device_ids), patience=1))
-    assert [found.container for found in store.table.allocations] == [REF]
-    assert store.dirs.read_all()[one.id].container == REF
+    carry_out(store, reconciled(store, Listed(REF, plugin(one).device_ids), patience=1))
+    assert [plugin(found).container for found in store.table.allocations] == [REF]
+    assert plugin(store.dirs.read_all()[one.id]).container == REF
     assert not store.dirs.path(two.id).exists()
 
 
 def test_a_stranger_gets_a_directory(make):
     store = make()
-    store.apply(reconciled(store, Listed(REF, allocation(1, (0, range(8))).device_ids)))
+    carry_out(store, reconciled(store, Listed(REF, plugin(allocation(1, (0, range(8)))).device_ids)))
     (found,) = store.table.allocations
     assert store.dirs.problem(found) is None
 
@@ -182,7 +185,7 @@ def test_reading_needs_no_lock_and_changes_nothing(make, tmp_path):
     store = make()
     fill(store, allocation(1, (0, range(8))))
     before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "state").rglob("*"))
-    table, readings = read_only(tmp_path / "state")
+    table, readings = read_only(tmp_path / "state", CODEC)
     assert table == store.table
     assert set(readings) == {table.allocations[0].id}
     assert sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "state").rglob("*")) == before
@@ -190,17 +193,17 @@ def test_reading_needs_no_lock_and_changes_nothing(make, tmp_path):
 
 def test_reading_what_is_no_state_directory(tmp_path):
     with pytest.raises(StorageError, match="--state-dir"):
-        read_only(tmp_path)
+        read_only(tmp_path, CODEC)
     (tmp_path / "allocations").mkdir()
     (tmp_path / "checkpoint.json").write_bytes(b"x")
     with pytest.raises(CheckpointError):
-        read_only(tmp_path)
+        read_only(tmp_path, CODEC)
 
 
 def test_a_state_directory_that_cannot_be(tmp_path, library):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="state directory"):
-        Store(tmp_path / "file" / "state", library).open()
+        Store(tmp_path / "file" / "state", library, codec=CODEC).open()
 
 
 def test_without_permission_the_remedy_is_said(tmp_path, library, monkeypatch):
@@ -211,7 +214,7 @@ def test_without_permission_the_remedy_is_said(tmp_path, library, monkeypatch):
 
     monkeypatch.setattr(Path, "mkdir", refused)
     with pytest.raises(MissingError, match="run as root"):
-        Store(tmp_path / "state", library).open()
+        Store(tmp_path / "state", library, codec=CODEC).open()
 
 
 def test_an_upgrade_leaves_the_old_library(make, tmp_path, library):

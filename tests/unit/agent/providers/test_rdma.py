@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from agent.providers.provider import RefusedError
 from agent.providers.rdma import Rdma, scan
+from agent.providers.resource import RefusedError
 
 
 def write(path, text):

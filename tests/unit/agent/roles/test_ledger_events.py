@@ -4,10 +4,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from agent.roles.ledger_events import LedgerEvents
-from gigaslice.allocation.table import AllocationTable, ContainerRef
+from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.allocation.table import AllocationTable
+from gigaslice.model import Pod
 from tests.fakes.nodes import allocation
 
-ONE = replace(allocation(1, (0, range(2))), container=ContainerRef("default", "p", "main"))
+ONE = allocation(1, (0, range(2)), container=ContainerRef("default", "p", "main"))
 NAMELESS = allocation(2, (1, range(2)))
 
 
@@ -34,16 +36,16 @@ def test_each_container_is_told_once_as_soon_as_its_pod_is_known():
     events = LedgerEvents(cluster, store)
     events.send()
     assert cluster.sent == []
-    cluster.pods["default", "p"] = "the pod"
+    the_pod = cluster.pods["default", "p"] = Pod("default", "p", "uid-p")
     events.send()
     events.send()
     ((pod, kind, reason, text, container),) = cluster.sent
-    assert (pod, kind, reason, container) == ("the pod", "Warning", "LedgerMayOvercount", "main")
+    assert (pod, kind, reason, container) == (the_pod, "Warning", "LedgerMayOvercount", "main")
     assert "/state: it does not keep a lock" in text
     again = replace(ONE, id="f" * 32)
     store.table = AllocationTable().with_allocation(again)
     events.send()
     assert len(cluster.sent) == 2
-    store.table = AllocationTable().with_allocation(replace(again, id="e" * 32, gone=True))
+    store.table = AllocationTable().with_allocation(replace(again, id="e" * 32, ended=True))
     events.send()
     assert len(cluster.sent) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +17,9 @@ from agent.limits.time_slice_manager import TimeSliceManager
 from agent.roles.metric_collector import MetricCollector
 from agent.telemetry.counters import Counters
 from agent.telemetry.metrics import METRICS
-from gigaslice.allocation.table import AllocationTable, ContainerRef
+from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.allocation.table import AllocationTable
+from gigaslice.deviceplugin.origin import with_origin
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.nodes import allocation, inventory, uuid
 from vcuda import ProcessUsage, ShareUsage
@@ -109,7 +110,7 @@ def test_an_allocation_that_gives_way_to_another_of_its_name_takes_nothing_along
 
 def test_a_container_that_gets_its_name_later_adds_to_nobody_else_meanwhile(tmp_path):
     node = Node(tmp_path)
-    node.holds(replace(node.allocation, container=None), allocation(2, (0, range(8, 12))))
+    node.holds(with_origin(node.allocation, container=None), allocation(2, (0, range(8, 12))))
     assert "gigaslice_container_oom_errors_total" not in node.round((0, 1, 3))
     node.holds(node.allocation, allocation(2, (0, range(8, 12))))
     assert node.round((0, 1, 3))["gigaslice_container_oom_errors_total"] == 3

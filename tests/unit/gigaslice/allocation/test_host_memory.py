@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from agent.persistence.codec import decode_table, encode_table
+from agent.deviceplugin.records import CODEC
 from gigaslice.allocation import host_memory, start_decision
 from gigaslice.allocation.table import AllocationOptions, AllocationTable
+from gigaslice.deviceplugin.handing_out import with_handed_out
+from gigaslice.deviceplugin.origin import plugin
 from gigaslice.limits import live_limits
 from gigaslice.model import Gpu, NodeState, Topology
 from tests.fakes.nodes import GIB, allocation, uuid
@@ -214,9 +216,9 @@ def test_a_node_never_promises_more_host_memory_than_it_lends(seed):
                 table = table.replaced([grown])
         elif roll < 0.95:
             victim = luck.choice(table.allocations)
-            table, _ = table.taken_over(luck.sample(sorted(victim.device_ids), 1))
+            table, _ = with_handed_out(table, luck.sample(sorted(plugin(victim).device_ids), 1))
         else:
-            table = decode_table(encode_table(table))
+            table = CODEC.decode_table(CODEC.encode_table(table))
         for one in table.allocations:
             if one.waiting and not start_decision.shortfall(table, one, node, {}):
                 table = table.replaced([replace(one, waiting=False)])

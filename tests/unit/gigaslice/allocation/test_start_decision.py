@@ -3,7 +3,9 @@ from dataclasses import replace
 import pytest
 
 from gigaslice.allocation import start_decision
-from gigaslice.allocation.table import AllocationOptions, AllocationTable, ContainerRef, Owner
+from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.allocation.table import AllocationOptions, AllocationTable
+from gigaslice.deviceplugin.origin import Owner
 from gigaslice.model import Gpu, NodeState, Share, Topology
 from gigaslice.placement import Missing
 from tests.fakes.nodes import GIB, allocation, device_ids, inventory, uuid
@@ -42,7 +44,7 @@ def test_a_neighbour_on_another_gpu_does_not_count():
 
 
 def test_one_whose_device_ids_were_taken_back_counts_with_what_it_still_uses():
-    gone, second = allocation(1, (0, range(20)), gone=True), allocation(2, (0, range(24)))
+    gone, second = allocation(1, (0, range(20)), ended=True), allocation(2, (0, range(24)))
     assert lacking(table(gone, second), second) == {}
     assert lacking(table(gone, second), second, {gone.id: {uuid(0): 3 * GIB}}) == {uuid(0): 3 * GIB}
     small = allocation(3, (0, range(8)))
@@ -100,7 +102,7 @@ def test_an_unhealthy_or_vanished_gpu_holds_back():
 
 
 def test_the_sentence_names_what_is_waited_for_and_who_has_it():
-    gone = allocation(1, (0, range(20)), gone=True, container=ContainerRef("default", "old", "main"))
+    gone = allocation(1, (0, range(20)), ended=True, container=ContainerRef("default", "old", "main"))
     holder = allocation(2, (0, range(4)), container=ContainerRef("default", "other", "main"))
     elsewhere = allocation(3, (1, range(4)), container=ContainerRef("default", "far", "main"))
     one = allocation(4, (0, range(4, 24)))

@@ -7,11 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigaslice.allocation import start_decision
-from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable, ContainerRef, Hold
+from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable
+from gigaslice.deviceplugin.origin import GpuTokens, held, plugin
+from gigaslice.deviceplugin.withheld import withheld
 from gigaslice.limits import live_limits
 from gigaslice.model import Share
 from gigaslice.model.node import NodeState
-from tests.fakes.nodes import GIB, LIBRARY, all_device_ids, allocation, device_ids, inventory, uuid
+from tests.fakes.nodes import GIB, all_device_ids, allocation, device_ids, inventory, of_tokens, uuid
 
 NODE = inventory(2, 24)
 ELASTIC = AllocationOptions(elastic=True, cores=30)
@@ -101,7 +104,7 @@ def test_what_one_gave_up_another_may_have_and_no_device_is_withheld_for_it():
     found = table(small, other)
     large = grow(found, other, 16 * GIB)
     assert large.quota() == {uuid(0): 16 * GIB}
-    assert live_limits.withheld(table(small, large), NODE.gpus) == frozenset()
+    assert withheld(table(small, large), NODE.gpus) == frozenset()
 
 
 def test_parts_of_slices_do_not_keep_anybody_from_starting_again():
@@ -116,19 +119,17 @@ def test_parts_of_slices_do_not_keep_anybody_from_starting_again():
 def test_growth_withholds_as_many_free_device_ids_of_its_gpu_and_never_a_held_one():
     one = named(1, (0, range(8)))
     grown = grow(table(one), one, 12 * GIB)
-    assert live_limits.withheld(table(one), NODE.gpus) == frozenset()
-    assert live_limits.withheld(table(grown), NODE.gpus) == device_ids(0, 20, 21, 22, 23)
+    assert withheld(table(one), NODE.gpus) == frozenset()
+    assert withheld(table(grown), NODE.gpus) == device_ids(0, 20, 21, 22, 23)
     last = allocation(2, (0, range(20, 24)))
-    assert live_limits.withheld(table(grown, last), NODE.gpus) == device_ids(0, 16, 17, 18, 19)
+    assert withheld(table(grown, last), NODE.gpus) == device_ids(0, 16, 17, 18, 19)
 
 
 def test_growth_on_a_gpu_whose_device_ids_others_have_withholds_some_of_another_gpu():
     one = named(1, (0, range(8)))
-    elsewhere = Allocation(
-        f"{2:032x}", 2, 0.0, (Hold(uuid(1), GIB, tuple(device_ids(0, *range(8, 24)))),), LIBRARY
-    )
+    elsewhere = of_tokens(2, GpuTokens(uuid(1), tuple(device_ids(0, *range(8, 24)))))
     grown = grow(table(one, elsewhere), one, 24 * GIB)
-    found = live_limits.withheld(table(grown, elsewhere), NODE.gpus)
+    found = withheld(table(grown, elsewhere), NODE.gpus)
     assert found == device_ids(1, *range(8, 24)), "8 GiB of the other GPU is all that is left"
 
 
@@ -164,7 +165,7 @@ def test_any_neighbour_makes_it_strict_again(neighbour):
 
 
 def test_one_who_has_gone_is_a_neighbour_as_long_as_its_processes_hold_memory():
-    one, gone = named(1, (0, range(8)), policy=ELASTIC), allocation(2, (0, range(8, 12)), gone=True)
+    one, gone = named(1, (0, range(8)), policy=ELASTIC), allocation(2, (0, range(8, 12)), ended=True)
     assert now(table(one, gone), one, {gone.id: {uuid(0): 1}}) == (8 * GIB, 30)
     assert now(table(one, gone), one, {gone.id: {uuid(0): 0}}) == (24 * GIB, 0)
 
@@ -175,7 +176,7 @@ def test_an_init_container_that_has_lent_all_it_had_is_no_neighbour():
     assert now(table(init, one), one) == (24 * GIB, 0)
 
 
-@pytest.mark.parametrize("state", [{"waiting": True}, {"undecided": True}, {"gone": True}])
+@pytest.mark.parametrize("state", [{"waiting": True}, {"undecided": True}, {"ended": True}])
 def test_nobody_is_given_more_before_it_starts_or_after_it_ended(state):
     one = named(1, (0, range(8)), policy=ELASTIC, **state)
     assert now(table(one), one) == (8 * GIB, 30)
@@ -186,14 +187,14 @@ def test_what_neither_kubelet_nor_scheduler_counts_is_withheld():
     left = allocation(1, (0, range(6)), forgotten=True)
     other = allocation(2, (1, range(4)))
     gpus = inventory(2, 8).gpus
-    assert live_limits.withheld(table(left, other), gpus) == frozenset(), (
+    assert withheld(table(left, other), gpus) == frozenset(), (
         "its pod's requests are the scheduler's to count"
     )
-    found = live_limits.withheld(table(left, other), gpus, uncounted={left.id})
+    found = withheld(table(left, other), gpus, uncounted={left.id})
     assert len(found) == 6 and all(device_id.startswith(uuid(0)) for device_id in found)
     late = allocation(3, (0, range(2)))
-    again = live_limits.withheld(table(left, other, late), gpus, uncounted={left.id})
-    assert len(again) == 6 and not again & late.device_ids, "never what another container has"
+    again = withheld(table(left, other, late), gpus, uncounted={left.id})
+    assert len(again) == 6 and not again & plugin(late).device_ids, "never what another container has"
 
 
 class Kubelet:
@@ -207,21 +208,16 @@ class Kubelet:
     def step(self, action, who, size, pick):
         allocations = self.table.allocations
         if action == "allocate":
-            held = {device_id for one in allocations for device_id in one.held}
-            free = [
-                t
-                for t in all_device_ids(self.node)
-                if t not in held | live_limits.withheld(self.table, self.node.gpus)
-            ]
+            taken = {device_id for one in allocations for device_id in held(one)}
+            taken |= withheld(self.table, self.node.gpus)
+            free = [device_id for device_id in all_device_ids(self.node) if device_id not in taken]
             gpu = uuid(pick % 2)
             room = 8 * GIB - sum(one.promised.get(gpu, 0) for one in allocations)
             count = min(size, len(free), room // GIB)
             if count > 0:
                 policy = AllocationOptions(elastic=who % 2 == 0)
                 chosen = tuple((free[pick % len(free) :] + free)[:count])
-                hold = Hold(gpu, GIB, chosen)
-                number = self.table.next_number
-                made = Allocation(f"{number:032x}", number, 0.0, (hold,), LIBRARY, policy=policy)
+                made = of_tokens(self.table.next_number, GpuTokens(gpu, chosen), policy=policy)
                 self.table = self.table.with_allocation(made)
                 self.sizes[made.id] = count * GIB
         elif allocations and action == "release":
@@ -255,18 +251,20 @@ def test_whatever_happens_no_gpu_is_promised_twice_and_nobody_loses_anything(ste
         found, gpus = kubelet.table, kubelet.node.gpus
         assert {one.id: next(iter(one.quota().values())) for one in found.allocations} == kubelet.sizes
         limits = live_limits.limits_now(found, gpus, {})
-        held = {device_id for one in found.allocations for device_id in one.held}
-        withheld = live_limits.withheld(found, gpus)
-        assert not withheld & held
+        taken = {device_id for one in found.allocations for device_id in held(one)}
+        hidden = withheld(found, gpus)
+        assert not hidden & taken
         rooms = 0
         for gpu in gpus:
             of_gpu = [limits[one.id][gpu.uuid][0] for one in found.allocations if gpu.uuid in one.quota()]
             assert sum(of_gpu) <= 8 * GIB, "promised twice"
             promised = sum(one.promised.get(gpu.uuid, 0) for one in found.allocations)
             rooms += (8 * GIB - promised) // GIB
-        offered = len(all_device_ids(kubelet.node)) - len(held) - len(withheld)
-        assert offered <= rooms or not withheld, "what the scheduler sees can be had"
-        if any(next(iter(one.quota().values())) > len(one.device_ids) * GIB for one in found.allocations):
+        offered = len(all_device_ids(kubelet.node)) - len(taken) - len(hidden)
+        assert offered <= rooms or not hidden, "what the scheduler sees can be had"
+        if any(
+            next(iter(one.quota().values())) > len(plugin(one).device_ids) * GIB for one in found.allocations
+        ):
             assert offered <= rooms
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gigaslice.deviceplugin.device_id import DeviceId, format_device_id, gpu_device_ids, parse_device_id
 from gigaslice.errors import (
     DeviceIdError,
     DuplicateOccupantError,
@@ -10,19 +11,7 @@ from gigaslice.errors import (
     UnknownGpuError,
     UnknownOccupantError,
 )
-from gigaslice.model import (
-    DeviceId,
-    NodeState,
-    Occupant,
-    Placement,
-    Share,
-    Topology,
-    count_slices,
-    format_device_id,
-    gpu_device_ids,
-    matches_model,
-    parse_device_id,
-)
+from gigaslice.model import NodeState, Occupant, Placement, Share, Topology, count_slices, matches_model
 from tests.unit.gigaslice.placement.nodes import make_gpu, placement, uuid
 
 

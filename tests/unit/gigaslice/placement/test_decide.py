@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gigaslice.deviceplugin.preferred import preferred_device_ids
 from gigaslice.model import Infeasible, NodeState, Occupant, Placement, Reason, Request, Share
-from gigaslice.placement import place, place_waiting, preferred_device_ids
+from gigaslice.placement import place, place_waiting
 from tests.fakes.nodes import all_device_ids, inventory, uuid
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from gigaslice.allocation.start_decision import start_shortfall
-from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable, Hold
+from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable, holds_of
+from gigaslice.deviceplugin.origin import DevicePluginOrigin
 from gigaslice.limits.live_limits import limits_now
 from gigaslice.model import Infeasible, NodeState, Placement, Request
 from gigaslice.placement import best_effort, pair_score
@@ -76,17 +77,12 @@ def _check_limits(state: NodeState, elastic: dict[str, Any], expected: dict[str,
     """What the limits pages of the jobs say, as the node agent works it out from its allocation table."""
     table = AllocationTable()
     for number, one in enumerate(state.occupants, start=1):
-        holds = tuple(
-            Hold(
-                share.gpu,
-                state.gpu(share.gpu).slice_bytes,
-                tuple(f"{share.gpu}/{n}" for n in range(share.slices)),
-            )
-            for share in one.shares
-        )
+        holds = holds_of(Placement(one.shares), state.gpus)
         request = elastic.get(one.name)
         options = AllocationOptions(elastic=bool(request), max_slices=(request or {}).get("max"))
-        table = table.with_allocation(Allocation(one.name, number, 0.0, holds, "", policy=options))
+        table = table.with_allocation(
+            Allocation(one.name, number, 0.0, holds, "", DevicePluginOrigin(), policy=options)
+        )
     limits = {
         job: [
             [state.position(gpu), memory // state.gpu(gpu).slice_bytes] for gpu, (memory, _) in of_job.items()

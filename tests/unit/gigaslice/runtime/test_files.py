@@ -6,6 +6,7 @@ import os
 import pytest
 
 from agent.cli import main
+from agent.deviceplugin.records import CODEC
 from agent.health.health_files import Report, change_cordons, read_report, write_report
 from agent.persistence.store import Store
 from gigaslice.allocation.table import AllocationTable
@@ -59,7 +60,7 @@ def state(tmp_path):
     """A state directory as an agent has left it."""
     library = tmp_path / "libvcuda.so"
     library.write_bytes(b"\x7fELF library")
-    store = Store(tmp_path / "state", library)
+    store = Store(tmp_path / "state", library, codec=CODEC)
     store.open()
     store.probe()
     store.close()
@@ -96,7 +97,7 @@ def test_commands_end_whatever_is_a_pipe(state, name, capsys):
 @pytest.mark.parametrize("name", NAMES)
 def test_an_agent_starts_or_says_why_whatever_is_a_pipe(state, name):
     replaced(state, name)
-    store, said = Store(state, state.with_name("libvcuda.so")), []
+    store, said = Store(state, state.with_name("libvcuda.so"), codec=CODEC), []
     for step in (
         store.open, store.probe, store.tidy, store.sync, lambda: store._checkpoint.save(AllocationTable()),
         lambda: change_cordons(state, dict), lambda: read_report(state),

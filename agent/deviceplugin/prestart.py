@@ -1,0 +1,165 @@
+"""The waiting in PreStartContainer: holds a container back until nothing stands in the way of its start.
+
+A kubelet whose call failed repeats it after half a second, and from then on every twelve seconds, in which free memory
+would idle: so a call is held for nearly as long as the kubelet lets it. That holds up the pod's own worker alone, with
+its deletion, so it ends with the deletion and is short where that cannot be seen. What is waited for is told by
+`agent.allocation.start`, and by `agent.deviceplugin.settlement` for pods whose annotations came late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from agent.allocation.start import StartBlocker, StartGate
+from agent.apiserver import Cluster
+from agent.deviceplugin.pod_events import PodEvents
+from agent.deviceplugin.settlement import Settlement
+from agent.persistence.store import Store
+from gigaslice.allocation.table import Allocation
+from gigaslice.deviceplugin.origin import container_ref, plugin
+from gigaslice.errors import GigasliceError
+from gigaslice.runtime.logs import get_logger
+
+__all__ = ["StartDecider"]
+
+_PATIENCE = 25.0  # seconds that one call is held: the kubelet gives up after 30
+_UNSEEN_PATIENCE = 5.0  # the same where nothing would show that the pod is to be deleted
+_MARGIN = 5.0  # seconds until the caller gives up in which what was decided reaches the disk
+_REPORT_SECONDS = 5.0  # of waiting until the pod is told for what
+_INTERVAL = 0.1
+_THREAD_PART = (
+    0.05  # of this thread's time for all that wait: each decision reads the ledgers of all neighbours
+)
+_TAKEN = "the kubelet has given this container's devices to another one; delete the pod"
+
+
+class StartDecider:
+    """Decides over the starts of containers that have allocations.
+
+    Attributes:
+        waiting: How many containers wait now.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        gate: StartGate,
+        settlement: Settlement,
+        cluster: Cluster,
+        *,
+        events: PodEvents,
+        blocked: Callable[[], None],
+    ) -> None:
+        """Initializes the decider.
+
+        Args:
+            store: The allocation table on disk.
+            gate: Tells what an allocation waits for.
+            settlement: Decides undecided allocations.
+            cluster: The pods of this node.
+            events: Sends what is waited for to the pod.
+            blocked: Called at each decision to wait: limits and the list of ended pods may be out of date.
+        """
+        self.waiting = 0
+        self._store = store
+        self._gate = gate
+        self._settlement = settlement
+        self._cluster = cluster
+        self._events = events
+        self._blocked = blocked
+        self._closed = False
+        self._told: dict[str, str] = {}  # what was last reported within a call, by allocation
+        self._log = get_logger("plugin")
+
+    async def decide(self, allocations: Sequence[Allocation], remaining: float | None) -> str | None:
+        """Waits until a container may start.
+
+        Args:
+            allocations: The allocations that the start can be for, newest first. Their files are mended if need be.
+            remaining: Seconds until the caller gives up, None where it does not.
+
+        Returns:
+            None when the container may start, else the reason why not yet.
+        """
+        newest = allocations[0].id
+        try:
+            blocker = await self._decide(allocations, remaining)
+            if blocker is None:
+                return None
+            self._report(newest, blocker)
+            return blocker.text
+        finally:
+            self._told.pop(newest, None)
+
+    async def _decide(
+        self, allocations: Sequence[Allocation], remaining: float | None
+    ) -> StartBlocker | None:
+        try:
+            for allocation in allocations:
+                self._store.ensure(allocation)
+            blocker = await self._wait_until_ready(allocations[0].id, remaining)
+            if blocker is None:  # and not before: what was decided while waiting must be on the disk, too
+                blocker = None if await self._gate.recorded(allocations[0].id) else StartBlocker(_TAKEN)
+        except GigasliceError as error:
+            self._log.error("start decision failed", detail=str(error))
+            return StartBlocker(str(error))
+        return blocker
+
+    def close(self) -> None:
+        """Makes every call return at its next decision: the agent is about to end."""
+        self._closed = True
+
+    async def _wait_until_ready(self, allocation_id: str, remaining: float | None) -> StartBlocker | None:
+        longest = math.inf if remaining is None else max(remaining - _MARGIN, remaining / 2)
+        self.waiting += 1
+        try:
+            return await self._wait_until(allocation_id, time.monotonic(), longest)
+        finally:
+            self.waiting -= 1
+
+    async def _wait_until(self, allocation_id: str, came: float, longest: float) -> StartBlocker | None:
+        while True:
+            begun = time.thread_time()
+            allocation = self._store.table.find(allocation_id)
+            if allocation is None:
+                return StartBlocker(_TAKEN)
+            blocker = await self._blocker(allocation)
+            if allocation.origin.undecided and blocker is None:
+                continue  # now it is decided
+            held = time.monotonic() - came
+            left = min(self._patience(allocation), longest) - held
+            if blocker is None or self._closed or left <= 0:
+                return blocker
+            if held >= _REPORT_SECONDS and allocation_id not in self._told:
+                self._report(allocation_id, blocker)
+            self._blocked()
+            busy = (time.thread_time() - begun) * self.waiting / _THREAD_PART
+            await asyncio.sleep(max(_INTERVAL, min(busy, left)))
+
+    def _patience(self, allocation: Allocation) -> float:
+        """Returns how long a call is held in all, by what is known of its pod now: none once it is to be deleted."""
+        ref, owner = container_ref(allocation), plugin(allocation).owner
+        pod = self._cluster.pod(ref.namespace, ref.pod) if ref and self._cluster.synced else None
+        if pod is None or (owner is not None and owner.uid != pod.uid):
+            return min(_UNSEEN_PATIENCE, _PATIENCE)
+        return 0.0 if pod.ending else _PATIENCE
+
+    async def _blocker(self, allocation: Allocation) -> StartBlocker | None:
+        """Returns why the container may not start yet, as of now."""
+        if allocation.origin.undecided:
+            text = await self._settlement.blocker(allocation)
+            return None if text is None else StartBlocker(text)
+        return await self._gate.blocker(allocation)
+
+    def _report(self, allocation_id: str, blocker: StartBlocker) -> None:
+        allocation = self._store.table.find(allocation_id)
+        if self._told.get(allocation_id) == blocker.text:
+            return
+        self._told[allocation_id] = blocker.text
+        name = allocation.name if allocation else allocation_id
+        self._log.info("start delayed", allocation=allocation_id, container=name, detail=blocker.text)
+        if allocation is not None:
+            self._events.waiting(allocation, blocker.text, dataset=blocker.dataset)

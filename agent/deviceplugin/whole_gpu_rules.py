@@ -1,0 +1,108 @@
+"""Whole GPUs as devices of the kubelet, beside slices of the same GPUs. Pure.
+
+A GPU that is given out whole has one device ID. The names of devices are device IDs here as well: a race between the
+two lists can end with a GPU under another one's name. Each of the two lists shows the kubelet as many healthy devices
+as there are free GPUs, or free slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent.inventory.source import Inventory
+from agent.providers.resource import Device
+from gigaslice.allocation.table import AllocationTable
+from gigaslice.allocation.whole_gpus import free_gpus
+from gigaslice.deviceplugin.device_id import gpu_device_ids, whole_gpu_device_id
+from gigaslice.deviceplugin.origin import kept, plugin
+from gigaslice.model import Gpu, NodeState, Placement, Request
+from gigaslice.placement import Policy, place
+from gigaslice.placement.pairs import best_effort
+
+__all__ = ["devices", "prefer", "slices_withheld"]
+
+
+def devices(table: AllocationTable, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
+    """Returns every GPU as a device. As many free ones are healthy as there are free GPUs, the free GPUs'
+    own names first.
+
+    A device that a container has is as healthy as the GPU behind it.
+    """
+    health = {gpu.uuid: gpu.healthy for gpu in gpus}
+    behind = {
+        device_id: tokens.gpu
+        for allocation in table.allocations
+        if allocation.whole
+        for tokens in plugin(allocation).tokens
+        for device_id in kept(allocation).intersection(tokens.device_ids)
+    }
+    free = free_gpus(table, gpus)
+    unheld = [gpu.uuid for gpu in gpus if whole_gpu_device_id(gpu.uuid) not in behind]
+    named_first = sorted(unheld, key=lambda uuid: (uuid not in free, not health[uuid]))
+    good = {uuid for uuid in named_first[: len(free)] if health[uuid]}
+    return tuple(
+        Device(
+            gpu.uuid,
+            health.get(behind[whole_gpu_device_id(gpu.uuid)], False)
+            if whole_gpu_device_id(gpu.uuid) in behind
+            else gpu.uuid in good,
+            gpu.numa_node,
+        )
+        for gpu in gpus
+    )
+
+
+def slices_withheld(table: AllocationTable, gpus: Sequence[Gpu]) -> frozenset[str]:
+    """Returns the free slices that no container can get because their GPUs are given out whole.
+
+    Never a slice that a container has: the kubelet takes a container whose devices are unhealthy for broken. Where
+    another GPU's container has some of a whole GPU's names, slices named after that other GPU are withheld instead.
+    """
+    by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.healthy}
+    taken = {
+        share.gpu for allocation in table.allocations if allocation.whole for share in allocation.shares
+    } & set(by_uuid)
+    if not taken:
+        return frozenset()
+    taken_ids = frozenset(device_id for allocation in table.allocations for device_id in kept(allocation))
+    used: dict[str, int] = {}
+    for occupant in table.occupants(gpus):
+        for share in occupant.shares:
+            used[share.gpu] = used.get(share.gpu, 0) + share.slices
+    lost = sum(by_uuid[uuid].slices for uuid in taken)
+    hidden: list[str] = []
+    for uuid in sorted(by_uuid, key=lambda uuid: (uuid not in taken, by_uuid[uuid].index)):
+        free = [device_id for device_id in gpu_device_ids(by_uuid[uuid]) if device_id not in taken_ids]
+        surplus = len(free) - max(0, by_uuid[uuid].slices - used.get(uuid, 0))
+        count = max(0, min(surplus, lost - len(hidden)))
+        hidden += free[len(free) - count :]
+    return frozenset(hidden)
+
+
+def prefer(
+    table: AllocationTable,
+    inventory: Inventory,
+    policy: Policy,
+    available: Sequence[str],
+    *,
+    must_include: Sequence[str] = (),
+    size: int,
+) -> tuple[str, ...]:
+    """Returns as many devices as asked for, chosen for their links; with some fixed, those best linked to them."""
+    gpus = inventory.gpus
+    free = free_gpus(table, gpus)
+    rest = frozenset(uuid for uuid in available if uuid in free and uuid not in must_include)
+    chosen: tuple[str, ...] = ()
+    if not must_include and rest:
+        node = NodeState.build(gpus, inventory.topology, table.occupants(gpus))
+        placed = place(node, Request(gpus=size, only=rest), policy)
+        chosen = placed.uuids if isinstance(placed, Placement) else ()
+    if not chosen:
+        position = {gpu.uuid: number for number, gpu in enumerate(gpus)}
+        fixed = [position[uuid] for uuid in must_include if uuid in position]
+        candidates = best_effort(
+            inventory.topology, [*fixed, *(position[uuid] for uuid in sorted(rest))], fixed, size
+        )
+        chosen = tuple(gpus[number].uuid for number in candidates or ())
+    order = [*must_include, *chosen, *sorted(rest), *available]
+    return tuple(dict.fromkeys(order))[:size]

@@ -1,0 +1,191 @@
+"""The parts of a node agent that speak the kubelet's device-plugin API: built here, decided nowhere.
+
+What is here, `agent.deviceplugin`, `agent.kubelet`, `agent.front` and `gigaslice.deviceplugin` belong together, and
+nothing else of the agent knows of device IDs.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agent.allocation.dataset_gate import DatasetGate, NoDatasetGate
+from agent.allocation.service import AllocationService
+from agent.allocation.start import StartGate
+from agent.apiserver import Cluster
+from agent.config import Config
+from agent.deviceplugin.admission import AdmissionResolver
+from agent.deviceplugin.container_requests import ContainerRequests
+from agent.deviceplugin.device_allocator import DeviceAllocator
+from agent.deviceplugin.device_list import DeviceList, DevicesOfType
+from agent.deviceplugin.gpu_memory import GpuMemory
+from agent.deviceplugin.pod_events import PodEvents
+from agent.deviceplugin.poller import Poller
+from agent.deviceplugin.prestart import StartDecider
+from agent.deviceplugin.settlement import Settlement, Settler
+from agent.deviceplugin.start_allocation import StartAllocationResolver
+from agent.deviceplugin.whole_gpus import WholeGpus
+from agent.inventory.holder import GpusNow, InventoryHolder
+from agent.inventory.view import InventoryView
+from agent.kubelet.kubelet_checkpoint import KeptResponses
+from agent.kubelet.podresources import PodResourcesClient
+from agent.persistence.store import Store
+from gigaslice import units
+from gigaslice.model import Gpu, SliceUnit
+from gigaslice.placement import Policy
+
+__all__ = ["PluginBuilder", "PluginParts", "allocation_service"]
+
+
+@dataclass(frozen=True, slots=True)
+class PluginParts:
+    """What serves the kubelet. gpu_memory: one for each resource of slices. whole_gpus: one where they are offered."""
+
+    poller: Poller
+    gpu_memory: tuple[GpuMemory, ...]
+    whole_gpus: tuple[WholeGpus, ...]
+
+
+class PluginBuilder:
+    """Builds them."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        gpus: InventoryHolder,
+        now: Callable[[], float],
+        *,
+        cluster: Cluster,
+        datasets: DatasetGate | NoDatasetGate,
+        resources: tuple[str, ...],
+        node: str,
+    ) -> None:
+        """Initializes the builder.
+
+        Args:
+            config: The settings.
+            store: The allocation table.
+            gpus: The GPUs.
+            now: Returns Unix time in seconds.
+            cluster: The pods of this node.
+            datasets: What a start waits for besides its GPUs.
+            resources: The resources of slices.
+            node: The node's name.
+        """
+        self._config = config
+        self._store = store
+        self._gpus = gpus
+        self._now = now
+        self._cluster = cluster
+        self._datasets = datasets
+        self._resources = resources
+        self._kubelet = PodResourcesClient(
+            config.pod_resources, resources, whole=config.whole_gpus, node=node
+        )
+        self._kept_responses = KeptResponses(config.kubelet_dir, resources, config.whole_gpus).read
+
+    def build(self, devices: DeviceList, changed: Callable[[], None]) -> PluginParts:
+        """Builds every part. CHANGED: called when the allocation table may have changed."""
+        slices = self._allocator(self._gpus, self._resources[0])
+        poller = Poller(
+            self._store,
+            slices,
+            Settler(self._store, slices),
+            self._kubelet,
+            interval=self._config.poll_interval,
+            now=self._now,
+            cluster=self._cluster,
+            kept_responses=self._kept_responses,
+        )
+
+        def allocated() -> None:
+            changed()
+            poller.wake()
+
+        gpu_memory = tuple(
+            self._gpu_memory(resource, slices, devices, allocated) for resource in self._resources
+        )
+        whole_gpus = (self._whole_gpus(devices, allocated),) if self._config.whole_gpus else ()
+        return PluginParts(poller, gpu_memory, whole_gpus)
+
+    def _gpu_memory(
+        self, resource: str, slices: DeviceAllocator, devices: DeviceList, allocated: Callable[[], None]
+    ) -> GpuMemory:
+        served: DeviceList | DevicesOfType = devices
+        allocator = slices
+        if self._config.resource_per_type is not None:
+            part = InventoryView(self._gpus, self._is_of(resource))
+            served = DevicesOfType(devices, part)
+            allocator = self._allocator(part, resource)
+        events = PodEvents(allocator, self._cluster)
+        return GpuMemory(
+            self._store,
+            allocator,
+            served,
+            self._config.visible_devices,
+            admissions=AdmissionResolver(self._store, self._kubelet.of(resource), self._cluster, resource),
+            start_allocations=StartAllocationResolver(
+                self._store, slices, self._cluster, self._kept_responses
+            ),
+            starts=self._starts(allocator, events, allocated),
+            events=events,
+            allocated=allocated,
+        )
+
+    def _whole_gpus(self, devices: DeviceList, allocated: Callable[[], None]) -> WholeGpus:
+        resource = self._config.whole_gpus
+        allocator = self._allocator(self._gpus, self._resources[0], whole=True)
+        events = PodEvents(allocator, self._cluster)
+        return WholeGpus(
+            self._store,
+            allocator,
+            self._config.visible_devices,
+            admissions=AdmissionResolver(
+                self._store, self._kubelet.of(resource), self._cluster, resource, whole=True
+            ),
+            starts=self._starts(allocator, events, allocated),
+            events=events,
+            withhold=devices.set_taken_whole,
+            allocated=allocated,
+        )
+
+    def _starts(
+        self, allocator: DeviceAllocator, events: PodEvents, allocated: Callable[[], None]
+    ) -> StartDecider:
+        settler = Settler(self._store, allocator)
+        settlement = Settlement(self._store, settler, allocator, self._cluster, events)
+        gate = StartGate(self._store, allocator.service, self._cluster, self._datasets)
+        return StartDecider(self._store, gate, settlement, self._cluster, events=events, blocked=allocated)
+
+    def _allocator(self, gpus: GpusNow, resource: str, *, whole: bool = False) -> DeviceAllocator:
+        config = self._config
+        container_requests = ContainerRequests(
+            gpus,
+            SliceUnit(config.slice_bytes, units.parse_bytes),
+            resource,
+            whole_resource=config.whole_gpus,
+            slice_resources=self._resources,
+            rights=config.annotation_rights,
+        )
+        service = allocation_service(config, self._store, gpus, self._now)
+        return DeviceAllocator(service, self._store, container_requests, self._now, whole=whole)
+
+    def _is_of(self, resource: str) -> Callable[[Gpu], bool]:
+        types = self._config.resource_types
+        return lambda gpu: types.of(gpu.model) == resource
+
+
+def allocation_service(
+    config: Config, store: Store, gpus: GpusNow, now: Callable[[], float]
+) -> AllocationService:
+    """Returns the allocation service over some GPUs."""
+    return AllocationService(
+        store,
+        gpus,
+        Policy(config.placement),
+        now,
+        lambda: secrets.token_hex(16),
+        slice_bytes=config.slice_bytes,
+    )
