@@ -15,6 +15,7 @@ from agent.apiserver import Cluster
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import Inventory
 from agent.persistence.store import Store
+from gigaslice.allocation.availability import availability
 from gigaslice.allocation.consumer import Consumer
 from gigaslice.allocation.table import Allocation, AllocationTable
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
@@ -124,19 +125,15 @@ def node_inventory(
         labels: Further properties, by UUID.
         rights: Which annotations of pods count here.
     """
-    taken: dict[str, int] = {}
-    for occupant in table.occupants(found.gpus):
-        for share in occupant.shares:
-            taken[share.gpu] = taken.get(share.gpu, 0) + share.slices
     gpus = tuple(
         InventoryGpu(
             gpu,
             "" if gpu.healthy else reasons[gpu.uuid],
-            max(0, gpu.slices - taken.get(gpu.uuid, 0)),
+            left.free_slices,
             resources[gpu.uuid],
             {**labels.get(gpu.uuid, {}), **found.properties.get(gpu.uuid, {})},
         )
-        for gpu in found.gpus
+        for gpu, left in zip(found.gpus, availability(table, found.gpus), strict=True)
     )
     return NodeInventory(
         gpus,

@@ -1,7 +1,7 @@
 """The slices as the kubelet is shown them: one device each, with its GPU's health and NUMA node.
 
-Three parts of the agent can take slices off what the scheduler sees as allocatable, each for its own reason. They meet
-here, and a change of any of them is one change of the list.
+It follows the GPUs. Three parts of the agent besides can take slices off what the scheduler sees as allocatable, each
+for its own reason. They meet here, and a change of any of them is one change of the list.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class DeviceList:
         self._taken_whole: frozenset[str] = frozenset()
         self._recordable = True
         self._watchers: list[Callable[[], None]] = []
+        gpus.watch(self._changed)
 
     def devices(self) -> tuple[Device, ...]:
         """Returns every slice of every GPU."""
@@ -72,24 +73,19 @@ class DeviceList:
         self._watchers.append(changed)
         return lambda: self._watchers.remove(changed)
 
-    async def set_inventory(self, inventory: Inventory) -> None:
-        """Makes an inventory the present one, for the whole agent."""
-        self._gpus.now = inventory
-        self._changed()
-
-    async def withhold(self, device_ids: frozenset[str]) -> None:
+    def withhold(self, device_ids: frozenset[str]) -> None:
         """Shows exactly these slices as not to be had, whatever the health of their GPUs: limits have taken them."""
         if device_ids != self._withheld:
             self._withheld = device_ids
             self._changed()
 
-    async def set_taken_whole(self, device_ids: frozenset[str]) -> None:
+    def set_taken_whole(self, device_ids: frozenset[str]) -> None:
         """Shows exactly these free slices as not to be had besides: their GPUs are given out whole."""
         if device_ids != self._taken_whole:
             self._taken_whole = device_ids
             self._changed()
 
-    async def set_recordable(self, recordable: bool) -> None:
+    def set_recordable(self, recordable: bool) -> None:
         """Sets whether an allocation could be recorded now. While not, every slice is shown as not to be had.
 
         That includes slices of running containers: the scheduler learns that they are free before the agent does.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from agent.inventory.source import Inventory
 from agent.providers.resource import Device
+from gigaslice.allocation.availability import availability
 from gigaslice.allocation.table import AllocationTable
 from gigaslice.allocation.whole_gpus import free_gpus
 from gigaslice.deviceplugin.device_id import gpu_device_ids, whole_gpu_device_id
@@ -58,22 +59,16 @@ def slices_withheld(table: AllocationTable, gpus: Sequence[Gpu]) -> frozenset[st
     Never a slice that a container has: the kubelet takes a container whose devices are unhealthy for broken. Where
     another GPU's container has some of a whole GPU's names, slices named after that other GPU are withheld instead.
     """
-    by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.healthy}
-    taken = {
-        share.gpu for allocation in table.allocations if allocation.whole for share in allocation.shares
-    } & set(by_uuid)
+    left = {gpu_left.gpu.uuid: gpu_left for gpu_left in availability(table, gpus) if gpu_left.gpu.healthy}
+    taken = {uuid for uuid, gpu_left in left.items() if gpu_left.whole}
     if not taken:
         return frozenset()
     taken_ids = frozenset(device_id for allocation in table.allocations for device_id in kept(allocation))
-    used: dict[str, int] = {}
-    for occupant in table.occupants(gpus):
-        for share in occupant.shares:
-            used[share.gpu] = used.get(share.gpu, 0) + share.slices
-    lost = sum(by_uuid[uuid].slices for uuid in taken)
+    lost = sum(left[uuid].gpu.slices for uuid in taken)
     hidden: list[str] = []
-    for uuid in sorted(by_uuid, key=lambda uuid: (uuid not in taken, by_uuid[uuid].index)):
-        free = [device_id for device_id in gpu_device_ids(by_uuid[uuid]) if device_id not in taken_ids]
-        surplus = len(free) - max(0, by_uuid[uuid].slices - used.get(uuid, 0))
+    for uuid in sorted(left, key=lambda uuid: (uuid not in taken, left[uuid].gpu.index)):
+        free = [device_id for device_id in gpu_device_ids(left[uuid].gpu) if device_id not in taken_ids]
+        surplus = len(free) - left[uuid].free_slices
         count = max(0, min(surplus, lost - len(hidden)))
         hidden += free[len(free) - count :]
     return frozenset(hidden)

@@ -7,7 +7,8 @@ has it in the allocation table, its start waits, and both lists are corrected at
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import Callable, Sequence
 
 from agent.allocation.request import ImpossibleError
 from agent.deviceplugin import whole_gpu_rules
@@ -15,7 +16,7 @@ from agent.deviceplugin.admission import AdmissionResolver
 from agent.deviceplugin.device_allocator import DeviceAllocator
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.prestart import StartDecider
-from agent.inventory.source import Inventory
+from agent.inventory.holder import InventoryHolder
 from agent.persistence.store import Store
 from agent.providers.container_edits import ContainerEdits, gpu_edits
 from agent.providers.resource import Device, DevicePluginResource, NotYetError, RefusedError
@@ -24,8 +25,6 @@ from gigaslice.deviceplugin.handing_out import with_handed_out
 from gigaslice.runtime.wakeup import Alarm
 
 __all__ = ["WholeGpus"]
-
-_POLL_SECONDS = 1.0  # for changes of the hardware; changes of the allocation table ring an alarm
 
 
 class WholeGpus(DevicePluginResource):
@@ -38,12 +37,13 @@ class WholeGpus(DevicePluginResource):
         self,
         store: Store,
         allocator: DeviceAllocator,
+        gpus: InventoryHolder,
         visible_devices: str,
         *,
         admissions: AdmissionResolver,
         starts: StartDecider,
         events: PodEvents,
-        withhold: Callable[[frozenset[str]], Awaitable[None]],
+        withhold: Callable[[frozenset[str]], None],
         allocated: Callable[[], None],
     ) -> None:
         """Initializes the resource.
@@ -51,6 +51,7 @@ class WholeGpus(DevicePluginResource):
         Args:
             store: The allocation table.
             allocator: Makes the allocations.
+            gpus: The GPUs.
             visible_devices: How a container's GPUs are named to its runtime, "env" or "cdi".
             admissions: Finds out which container a call is for.
             starts: Decides when a container may start.
@@ -61,6 +62,7 @@ class WholeGpus(DevicePluginResource):
         self.resource = allocator.resource
         self._store = store
         self._allocator = allocator
+        self._gpus = gpus
         self._visible_devices = visible_devices
         self._admissions = admissions
         self._starts = starts
@@ -71,7 +73,7 @@ class WholeGpus(DevicePluginResource):
 
     def devices(self) -> tuple[Device, ...]:
         """Every GPU; healthy while no container has any of it, or one has it whole."""
-        return whole_gpu_rules.devices(self._store.table, self._inventory.gpus)
+        return whole_gpu_rules.devices(self._store.table, self._gpus.now.gpus)
 
     async def prefer(
         self, available: Sequence[str], must_include: Sequence[str], size: int
@@ -91,7 +93,7 @@ class WholeGpus(DevicePluginResource):
         after, _ = with_handed_out(table, _device_ids(must_include), expired=holders.expired)
         return whole_gpu_rules.prefer(
             after,
-            self._inventory,
+            self._gpus.now,
             self._allocator.service.chooser.policy,
             available,
             must_include=must_include,
@@ -128,22 +130,19 @@ class WholeGpus(DevicePluginResource):
     async def watch(self, changed: Callable[[], None]) -> None:
         """Follows the allocation table and the GPUs, and keeps both lists in agreement with them."""
         shown: tuple[Device, ...] | None = None
+        unwatch = self._gpus.watch(self._alarm.ring)
         self._store.watchers.append(self._alarm.ring)
         try:
             while True:
-                inventory = self._inventory
-                await self._withhold(whole_gpu_rules.slices_withheld(self._store.table, inventory.gpus))
+                gpus = self._gpus.now.gpus
+                self._withhold(whole_gpu_rules.slices_withheld(self._store.table, gpus))
                 if (now := self.devices()) != shown:
                     shown = now
                     changed()
-                while self._inventory is inventory and not await self._alarm.wait(_POLL_SECONDS):
-                    pass
+                await self._alarm.wait(math.inf)
         finally:
             self._store.watchers.remove(self._alarm.ring)
-
-    @property
-    def _inventory(self) -> Inventory:
-        return self._allocator.service.inventory
+            unwatch()
 
 
 def _device_ids(uuids: Sequence[str] | set[str]) -> frozenset[str]:

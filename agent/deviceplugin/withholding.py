@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 
 from agent.apiserver import Cluster
 from agent.inventory.holder import GpusNow
@@ -25,7 +25,7 @@ class Withholding:
         cluster: Cluster,
         *,
         interval: float,
-        withhold: Callable[[frozenset[str]], Awaitable[None]],
+        withhold: Callable[[frozenset[str]], None],
         outlived: Callable[[], Collection[str]],
     ) -> None:
         """Initializes it.
@@ -53,7 +53,7 @@ class Withholding:
         following = asyncio.create_task(self._follow_pods())
         try:
             while True:
-                await self._withhold(self.device_ids())
+                self._withhold(self.device_ids())
                 await self._alarm.wait(self._interval)
         finally:
             self._store.watchers.remove(self._alarm.ring)

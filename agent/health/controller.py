@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from agent.health.health_files import (
     write_report,
 )
 from agent.health.xids import xid_row
+from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import GpuEvent, Inventory, Source
 from gigaslice.errors import StateError
 from gigaslice.model import Gpu
@@ -57,7 +58,7 @@ class HealthController:
         cooldown: Seconds without a condition until a GPU recovers.
         interval: Seconds between two polls of the vital signs.
         now: Returns Unix time.
-        changed: Awaited with every new inventory.
+        gpus: Where the marked inventory is put whenever it has changed.
         told: Called with UUID, whether the GPU is healthy, and a sentence, when a GPU becomes unhealthy or recovers.
         boot_id: The kernel's file with the id of this boot.
         hangs: Seconds after which a poll without an answer counts as a silent driver.
@@ -71,7 +72,7 @@ class HealthController:
         cooldown: float,
         interval: float,
         now: Callable[[], float],
-        changed: Callable[[Inventory], Awaitable[None]],
+        gpus: InventoryHolder,
         told: Callable[[str, bool, str], None],
         boot_id: Path = BOOT_ID,
         hangs: float = _HANGS_SECONDS,
@@ -85,21 +86,20 @@ class HealthController:
         self._cooldown = cooldown
         self._interval = interval
         self._now = now
-        self._changed = changed
+        self._holder = gpus
         self._told = told
         self._boot = _boot_id(boot_id)
         self._hangs = hangs
         self._polled_at: float | None = None  # by the monotonic clock; None: no poll is under way
-        self._raw: Inventory | None = None
-        self._effective: Inventory | None = None
+        self.scanned = gpus.now
+        """The inventory as the last scan has found it."""
         self._stamp: tuple[int, int] | None = None
         self._problems: dict[str, str] = {}
         self._reported: tuple[GpuRecord, ...] = ()  # by the agent before this one
         self._log = get_logger("health")
 
-    def open(self, found: Inventory) -> Inventory:
-        """Reads the files, and returns the inventory FOUND with the unhealthy and cordoned GPUs marked."""
-        self._raw = found
+    def open(self) -> None:
+        """Reads the files, and marks the unhealthy and cordoned GPUs."""
         try:
             report = read_report(self._state_dir)
             if report is not None:
@@ -112,14 +112,12 @@ class HealthController:
         for uuid, gpu in self.gpus.items():
             if gpu.unhealthy:
                 self._log.warning("GPU unhealthy", gpu=uuid, detail=gpu.text)
-        self._effective = self._overlay(found)
-        self._save()
-        return self._effective
+        self._publish()
 
-    async def set_inventory(self, found: Inventory) -> None:
+    def set_inventory(self, scanned: Inventory) -> None:
         """Takes over an inventory from the scanner."""
-        self._raw = found
-        await self._publish()
+        self.scanned = scanned
+        self._publish()
 
     async def run(self) -> None:
         """Works until cancelled: polls vital signs, reads cordons, ends cooldowns.
@@ -174,13 +172,13 @@ class HealthController:
         self.gpus = gpus
         await self._strike(strikes)
         if counted:
-            self._save()
+            self._save(self._holder.now)
 
     async def review(self) -> None:
         """Ends cooldowns that are over, and reads the cordons when their file has changed."""
-        if self._polled_at is not None and time.monotonic() - self._polled_at > self._hangs and self._raw:
+        if self._polled_at is not None and time.monotonic() - self._polled_at > self._hangs:
             hangs = Silence(SILENCES, f"the driver has not answered for {self._hangs:g} seconds: it hangs")
-            await self._silences(dict.fromkeys(self._raw.uuids, hangs))
+            await self._silences(dict.fromkeys(self.scanned.uuids, hangs))
         now = self._now()
         after = {uuid: settled(gpu, self._cooldown, now) for uuid, gpu in self.gpus.items()}
         recovered = [uuid for uuid, gpu in after.items() if self.gpus[uuid].unhealthy and not gpu.unhealthy]
@@ -190,7 +188,7 @@ class HealthController:
             self._log.warning("GPU recovered", gpu=uuid)
             self._told(uuid, True, f"{uuid} had no error during its cooldown and gets new containers again")
         if self._read_cordons() or changed:
-            await self._publish()
+            self._publish()
 
     def reason(self, uuid: str) -> str:
         """Why that GPU gets no new containers; empty where it gets them."""
@@ -204,11 +202,11 @@ class HealthController:
 
     async def _silences(self, after: Mapping[str, Silence]) -> None:
         before, self.silent = self.silent, after
-        known = self._raw.uuids if self._raw else ()
-        began = [uuid for uuid in known if _lasts(after, uuid) and not _lasts(before, uuid)]
-        ended = [uuid for uuid in known if _lasts(before, uuid) and not _lasts(after, uuid)]
+        uuids = self.scanned.uuids
+        began = [uuid for uuid in uuids if _lasts(after, uuid) and not _lasts(before, uuid)]
+        ended = [uuid for uuid in uuids if _lasts(before, uuid) and not _lasts(after, uuid)]
         if began or ended:
-            await self._publish()
+            self._publish()
         for uuid in began:
             self._log.error("GPU not responding", gpu=uuid, detail=after[uuid].text)
             self._told(uuid, False, f"{uuid}: {after[uuid].text}; no new containers until it answers")
@@ -221,7 +219,7 @@ class HealthController:
         after = dict(self.gpus)
         news = dict[str, tuple[str, int]]()  # what is new, and seconds of cooldown
         for uuid, conditions in strikes.items():
-            if self._raw is None or uuid not in self._raw.uuids:
+            if uuid not in self.scanned.uuids:
                 continue
             before = after.get(uuid, _HEALTHY)
             gpu = after[uuid] = struck(before, conditions, now)
@@ -231,7 +229,7 @@ class HealthController:
                 news[uuid] = text, round(gpu.cooldown(self._cooldown))
         self.gpus = after
         if news:
-            await self._publish()  # before it is reported: a report is true after a restart, too
+            self._publish()  # before it is reported: a report is true after a restart, too
         for uuid, (text, wait) in news.items():
             self._log.error("GPU unhealthy", gpu=uuid, detail=text, cooldown_seconds=wait)
             self._told(
@@ -240,18 +238,13 @@ class HealthController:
                 f"{uuid}: {text}; no new containers while this goes on and for {wait} seconds after it",
             )
 
-    async def _publish(self) -> None:
+    def _publish(self) -> None:
         """Passes on the marked inventory if it has changed, and records the reasons."""
-        if self._raw is None:
-            return
-        inventory = self._overlay(self._raw)
-        differs = inventory != self._effective
-        self._effective = inventory
-        self._save()
-        if differs:
-            await self._changed(inventory)
+        inventory = self._marked(self.scanned)
+        self._save(inventory)
+        self._holder.replace(inventory)
 
-    def _overlay(self, found: Inventory) -> Inventory:
+    def _marked(self, found: Inventory) -> Inventory:
         unhealthy = {
             uuid: health.text
             for uuid, health in self.gpus.items()
@@ -301,10 +294,7 @@ class HealthController:
             self._log.info("GPU uncordoned", gpu=uuid)
         return before != after
 
-    def _save(self) -> None:
-        inventory = self._effective
-        if inventory is None:
-            return
+    def _save(self, inventory: Inventory) -> None:
         gpus = tuple(self._gpu(gpu) for gpu in inventory.gpus)
         try:
             write_report(self._state_dir, Report(self._boot, gpus, self.gpus))

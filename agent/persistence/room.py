@@ -14,7 +14,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 from gigaslice import units
@@ -34,7 +34,7 @@ _PATIENCE = 30.0  # for a trial
 
 
 class Room:
-    """Looks at DIRECTORY, and awaits CHANGED with whether it can be used when that is another answer than before.
+    """Looks at DIRECTORY, and calls CHANGED with whether it can be used when that is another answer than before.
 
     PROBE writes as an allocation would, in another thread, and raises StorageError. FAILURES has a function called with
     the reason whenever a write of the agent has failed.
@@ -43,7 +43,7 @@ class Room:
     def __init__(
         self,
         directory: Path,
-        changed: Callable[[bool], Awaitable[None]],
+        changed: Callable[[bool], None],
         look: Callable[[Path], os.statvfs_result] = os.statvfs,
         interval: float = _LOOK_SECONDS,
         *,
@@ -85,7 +85,7 @@ class Room:
         elif before and not self.problem:
             self._log.warning("state directory usable again")
         if bool(before) != bool(self.problem):
-            await self._changed(not self.problem)
+            self._changed(not self.problem)
 
     async def _written(self) -> str:
         """Why nothing can be written; empty when a trial has just succeeded, or is not due yet."""

@@ -5,11 +5,12 @@ Nothing is read from disk: usage is that of the last measuring round.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import vcuda
 from agent.accounting.auditor import Auditor
 from agent.accounting.memory_monitor import MeasuredAllocation, MemoryMonitor
 from agent.apiserver import Cluster
-from agent.deviceplugin.servicer import Servicer
 from agent.health.controller import HealthController
 from agent.inventory.holder import InventoryHolder
 from agent.ledgers.usage import Reading
@@ -26,6 +27,15 @@ __all__ = ["MetricCollector"]
 _NOTHING = MeasuredAllocation(Reading({}, {}), None)
 
 
+class ServedResource(Protocol):
+    """What serves GPU memory to the kubelet. streams: how many of its connections are open."""
+
+    @property
+    def streams(self) -> int:
+        """See above."""
+        ...
+
+
 class MetricCollector:
     """Reads the allocation table, the GPUs and the counters."""
 
@@ -35,7 +45,7 @@ class MetricCollector:
         resource: str,
         store: Store,
         gpus: InventoryHolder,
-        servicer: Servicer,
+        servicer: ServedResource,
         health: HealthController,
         memory_monitor: MemoryMonitor,
         auditor: Auditor,

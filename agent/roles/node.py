@@ -63,7 +63,7 @@ def run(config: Config) -> None:
             log.info("stopped")
             return
         if waited:
-            gpus.now = discovery.scan_again(source, inventory)
+            gpus.replace(discovery.scan_again(source, inventory))
         gc.freeze()  # the modules' hundred thousand objects: every later collection would stop all threads for them
         again = asyncio.run(_serve(config, source, gpus, store, link))
     finally:

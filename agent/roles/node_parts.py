@@ -82,10 +82,10 @@ def build(
         cooldown=config.health_cooldown,
         interval=config.scan_interval,
         now=now,
-        changed=devices.set_inventory,
+        gpus=gpus,
         told=GpuHealthEvents(cluster, store).send,
     )
-    gpus.now = health.open(scanned)
+    health.open()
     types = config.resource_types
     resources = tuple(dict.fromkeys(types.of(gpu.model) for gpu in scanned.gpus))
     node = config.node_name or platform.node().lower()
@@ -142,7 +142,9 @@ def build(
         "http": Server(
             config.metrics_address, exposition.prepare, metrics.unready, config.metrics_token_file
         ).run,
-        "scanner": Scanner(source, scanned, config.scan_interval, health.set_inventory).run,
+        "scanner": Scanner(
+            source, config.scan_interval, last=lambda: health.scanned, changed=health.set_inventory
+        ).run,
         "health": health.run,
         "listener": health.listen,
         "memory": keep_small,

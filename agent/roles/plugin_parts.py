@@ -141,6 +141,7 @@ class PluginBuilder:
         return WholeGpus(
             self._store,
             allocator,
+            self._gpus,
             self._config.visible_devices,
             admissions=AdmissionResolver(
                 self._store, self._kubelet.of(resource), self._cluster, resource, whole=True

@@ -290,7 +290,7 @@ def test_a_change_of_the_table_or_of_a_gpu_is_published(publishing, store):
         await until(lambda: free(last()) == [16, 24])
         store.update(before)
         await until(lambda: free(last()) == [24, 24])
-        gpus.now = inventory(unhealthy=(0,))
+        gpus.replace(inventory(unhealthy=(0,)))
         changed()
         await until(lambda: last().gpus[0].unhealthy == "broken")
 

@@ -181,14 +181,14 @@ def test_an_assignment_onto_what_another_pod_holds_waits_and_says_so(call, clust
 
 
 def test_an_unhealthy_gpu_is_waited_for_and_not_replaced(call, cluster, gpus, store):
-    gpus.now = inventory(unhealthy=(0,))
+    gpus.replace(inventory(unhealthy=(0,)))
     cluster.put(pod("sent", 8, assigned={"c0": (Share(uuid(0), 8),)}))
 
     async def story(stub):
         chosen = device_ids(1, *range(8))
         assert await visible(stub, chosen) == [uuid(0)]
         assert "is not healthy" in await refusal(stub.PreStartContainer(pre_start(chosen)))
-        gpus.now = inventory()
+        gpus.replace(inventory())
         await stub.PreStartContainer(pre_start(chosen))
 
     call(story)

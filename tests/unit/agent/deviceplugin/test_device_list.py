@@ -1,7 +1,5 @@
 """What the kubelet is shown of the slices, for each of the reasons to take some off."""
 
-import asyncio
-
 import pytest
 
 from agent.deviceplugin.device_list import DeviceList
@@ -30,36 +28,36 @@ def unhealthy(devices):
 def test_reasons_to_withhold_add_up_and_end_one_by_one(devices, changes):
     assert [one.id for one in devices.devices()] == all_device_ids(FOUND)
     assert unhealthy(devices) == set()
-    asyncio.run(devices.withhold(device_ids(0, 1)))
-    asyncio.run(devices.set_taken_whole(device_ids(1, 2)))
+    devices.withhold(device_ids(0, 1))
+    devices.set_taken_whole(device_ids(1, 2))
     assert unhealthy(devices) == device_ids(0, 1) | device_ids(1, 2)
-    asyncio.run(devices.withhold(frozenset()))
+    devices.withhold(frozenset())
     assert unhealthy(devices) == device_ids(1, 2)
     assert len(changes) == 3
 
 
 def test_the_same_again_is_no_change(devices, changes):
     for _ in range(3):
-        asyncio.run(devices.withhold(device_ids(0, 1)))
-        asyncio.run(devices.set_taken_whole(device_ids(1, 2)))
+        devices.withhold(device_ids(0, 1))
+        devices.set_taken_whole(device_ids(1, 2))
     assert len(changes) == 2
 
 
 def test_nothing_can_be_had_while_nothing_can_be_recorded(devices, changes):
-    asyncio.run(devices.set_recordable(False))
+    devices.set_recordable(False)
     assert unhealthy(devices) == set(all_device_ids(FOUND))
-    asyncio.run(devices.set_recordable(True))
+    devices.set_recordable(True)
     assert unhealthy(devices) == set()
     assert len(changes) == 2
 
 
-def test_the_inventory_is_replaced_for_all_who_hold_it(changes):
+def test_a_change_of_the_gpus_is_one_of_the_list(changes):
     gpus = InventoryHolder(FOUND)
     devices = DeviceList(gpus)
     unwatch = devices.watch(lambda: changes.append(1))
-    asyncio.run(devices.set_inventory(inventory(2, 3, unhealthy=(1,))))
+    gpus.replace(inventory(2, 3, unhealthy=(1,)))
     assert unhealthy(devices) == device_ids(1, 0, 1, 2)
     assert not gpus.now.gpus[1].healthy and gpus.now.gpus[1].uuid == uuid(1)
     unwatch()
-    asyncio.run(devices.set_inventory(FOUND))
+    gpus.replace(FOUND)
     assert len(changes) == 1

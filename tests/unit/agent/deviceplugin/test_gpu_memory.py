@@ -69,14 +69,14 @@ def test_both_optional_calls_are_announced(call):
     call(story)
 
 
-def test_the_list_comes_at_once_and_again_after_every_change(call):
+def test_the_list_comes_at_once_and_again_after_every_change(call, gpus):
     async def story(stub, parts):
         stream = stub.ListAndWatch(api.Empty())
         first = await stream.read()
         assert [device.ID for device in first.devices] == all_device_ids(inventory())
         while parts.servicer.streams != 1:
             await asyncio.sleep(0.01)
-        await parts.devices.set_inventory(inventory(unhealthy=(1,)))
+        gpus.replace(inventory(unhealthy=(1,)))
         second = await stream.read()
         assert {device.health for device in second.devices if device.ID.startswith(uuid(1))} == {"Unhealthy"}
         assert {device.health for device in second.devices if device.ID.startswith(uuid(0))} == {"Healthy"}

@@ -39,11 +39,11 @@ def whole(store, gpus, cluster, kubelet, monkeypatch):
     allocator = device_allocator(store, gpus, new_id=new_id, whole_resource=WHOLE, whole=True)
     events = PodEvents(allocator, cluster)
 
-    async def withhold(device_ids):
+    def withhold(device_ids):
         del device_ids
 
     return WholeGpus(
-        store, allocator, "env", withhold=withhold, allocated=lambda: None, events=events,
+        store, allocator, gpus, "env", withhold=withhold, allocated=lambda: None, events=events,
         starts=start_decider(store, allocator, cluster, events),
         admissions=AdmissionResolver(store, kubelet, cluster, WHOLE, whole=True),
     )  # fmt: skip

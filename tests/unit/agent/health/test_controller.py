@@ -7,6 +7,7 @@ import pytest
 
 from agent.health.controller import HealthController
 from agent.health.health_files import CORDON, Cordon, change_cordons, read_report
+from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import GpuEvent, Vitals, merge
 from gigaslice.errors import MissingError
 from gigaslice.runtime.tasks import lasting
@@ -25,20 +26,20 @@ class World:
         self.manager = self.start()
 
     def start(self):
-        async def changed(found):
-            self.handed_out.append(found)
-
+        self.gpus = InventoryHolder(inventory())
         self.manager = HealthController(
             self.source,
             self.directory,
             cooldown=600.0,
             interval=10.0,
             now=lambda: self.now,
-            changed=changed,
+            gpus=self.gpus,
             told=lambda *what: self.told.append(what),
             boot_id=self.boot,
         )
-        self.first = self.manager.open(inventory())
+        self.manager.open()
+        self.first = self.gpus.now
+        self.gpus.watch(lambda: self.handed_out.append(self.gpus.now))
         return self.manager
 
     def hear(self, gpu, xid):
@@ -64,7 +65,7 @@ def world(tmp_path):
 def test_without_news_nothing_is_handed_out(world):
     world.review()
     world.examine(Vitals(), Vitals())
-    asyncio.run(world.manager.set_inventory(inventory()))
+    world.manager.set_inventory(inventory())
     assert world.handed_out == []
 
 
@@ -113,11 +114,11 @@ def test_it_comes_back_after_the_cooldown(world):
 def test_a_gpu_that_is_not_there_stays_away_whatever_its_health(world):
     gone = merge(inventory(), inventory(1))
     world.hear(1, 79)
-    asyncio.run(world.manager.set_inventory(gone))
+    world.manager.set_inventory(gone)
     world.now += 10000
     world.review()
     assert world.healthy() == [True, False]
-    asyncio.run(world.manager.set_inventory(inventory()))
+    world.manager.set_inventory(inventory())
     assert world.healthy() == [True, True]
 
 

@@ -8,11 +8,9 @@ from tests.fakes.nodes import FixedSource, inventory
 def test_only_changes_are_passed_on_and_failures_change_nothing():
     source, seen = FixedSource(inventory()), []
 
-    async def changed(found):
-        seen.append(found)
-
     async def main():
-        scanner = Scanner(source, inventory(), 3600.0, changed)
+        last = [inventory()]
+        scanner = Scanner(source, 3600.0, last=lambda: (last + seen)[-1], changed=seen.append)
         await scanner.scan()
         assert seen == []
         source.found = InventoryError(["half written"])
@@ -38,11 +36,12 @@ def test_it_looks_by_itself():
     async def main():
         event = asyncio.Event()
 
-        async def changed(now):
+        def changed(now):
             found.append(now)
             event.set()
 
-        task = asyncio.create_task(Scanner(source, inventory(), 0.01, changed).run())
+        scanner = Scanner(source, 0.01, last=inventory, changed=changed)
+        task = asyncio.create_task(scanner.run())
         await asyncio.wait_for(event.wait(), 30)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -74,7 +74,7 @@ class Node:
         )
         self.manager.refresh(every=True)
 
-    async def withhold(self, found):
+    def withhold(self, found):
         self.shown = found
 
     def pod(self, name, *requests, init=(), **annotations):
@@ -520,7 +520,7 @@ class HostNode(Node):
     def start(self):
         super().start()
         gpu = Gpu(uuid(0), 0, "L4", 16 * GIB, 24, GIB, host_bytes=8 * GIB)
-        self.gpus.now = Inventory((gpu,), Topology.flat(1))
+        self.gpus.replace(Inventory((gpu,), Topology.flat(1)))
         self.allocator.service._host_left = lambda: self.left
 
     def may_start(self, allocation_id):

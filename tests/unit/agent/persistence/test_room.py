@@ -37,7 +37,7 @@ def looked(*states):
             raise state
         return state
 
-    async def changed(usable):
+    def changed(usable):
         told.append(usable)
 
     async def run():
@@ -83,7 +83,7 @@ def test_what_is_kept_for_root_counts_for_root(monkeypatch):
 def test_a_real_directory(tmp_path):
     told = []
 
-    async def changed(usable):
+    def changed(usable):
         told.append(usable)
 
     room, gone = Room(tmp_path, changed), Room(tmp_path / "nowhere", changed)
@@ -103,7 +103,7 @@ class Disk:
         self.answer, self.tries, self.told = None, 0, []
         self.room = Room(STATE, self.changed, lambda _: file_system(), probe=self.probe, patience=30)
 
-    async def changed(self, usable):
+    def changed(self, usable):
         self.told.append(usable)
 
     def probe(self):
