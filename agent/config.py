@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from gigaslice import units
+from gigaslice import role_settings, units
 from gigaslice.model import AnnotationRights, ResourceTypes, annotation_rights
+from gigaslice.role_settings import NodeRoleSettings
 from gigaslice.runtime import setting_values as values
 from gigaslice.runtime import settings
-from gigaslice.runtime.settings import Settings, setting
+from gigaslice.runtime.settings import setting
 
 __all__ = ["SETTINGS", "Config", "load", "socket_name"]
 
@@ -92,7 +93,7 @@ def _labels(text: str) -> Mapping[str, Mapping[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Config(Settings):
+class Config(NodeRoleSettings):
     """Everything the node agent can be told. Paths are absolute, sizes are bytes, intervals are seconds."""
 
     # fmt: off
@@ -151,12 +152,6 @@ class Config(Settings):
         "whether a pod is evicted too for holding more than a limit that was lowered under it")
     metrics_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, ":9445",
         "where /metrics, /healthz and /readyz are served; without a host on every address")
-    metrics_token_file: Path | None = setting("FILE", values.optional_path, "",
-        "a token without which /metrics, which names all pods with slices, is refused (Authorization: Bearer …)")
-    kube_api: str = setting("auto|off", values.auto_off, "auto",
-        "whether the agent reads this node's pods from the API server and sends events, where it has access")
-    kubeconfig: Path | None = setting("FILE", values.optional_path, "",
-        "how to reach the API server from outside a pod; in one, its service account is used")
     node_name: str = setting("NAME", values.node_name, "",
         "this node's name in the cluster; empty: the host's name, in a pod no access to the API server")
     whole_gpus: str = setting("NAME|off", values.resource_or_off, "off",
@@ -167,12 +162,7 @@ class Config(Settings):
     sysfs: Path = setting("DIR", values.absolute_path, "/sys", "where RDMA adapters are found")
     dataset_gate: Path | None = setting("SOCKET|off", values.path_or_off, "/run/gigaslice-dataset/gate/gate.sock",
         "where the dataset service of this node listens, which containers that mount a dataset wait for")
-    log_level: str = setting("LEVEL", values.choice("debug", "info", "warning", "error"), "info",
-        "least severity that is logged")
-    log_format: str = setting("json|console", values.choice("json", "console"), "json", "how log lines look")
     # fmt: on
-    kubernetes_service: str = ""
-    """"host:port" of the API server, which the kubelet tells every container; not a setting."""
 
     @property
     def socket_name(self) -> str:
@@ -246,11 +236,4 @@ def load(
     flags: Mapping[str, str | None], environ: Mapping[str, str], *, mistakes: tuple[str, ...] = ()
 ) -> Config:
     """The node agent's configuration; see `gigaslice.runtime.settings.load`."""
-    config = settings.load(Config, flags, environ, mistakes=mistakes)
-    return replace(config, kubernetes_service=kubernetes_service(environ))
-
-
-def kubernetes_service(environ: Mapping[str, str]) -> str:
-    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
-    usable = host and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) <= 65535
-    return f"{host}:{port}" if usable else ""
+    return role_settings.load(Config, flags, environ, mistakes=mistakes)

@@ -17,7 +17,6 @@ __all__ = [
     "OK",
     "SETTINGS_DESCRIPTION",
     "add_state_dir",
-    "loaded",
     "report",
     "setting",
 ]
@@ -48,9 +47,3 @@ def add_state_dir(parser: argparse.ArgumentParser) -> None:
     """Adds --state-dir with the node agent's default."""
     default = setting("state-dir").default
     parser.add_argument("--state-dir", metavar="DIR", default=default, help=f"default: {default}")
-
-
-def loaded(known: argparse.Namespace) -> config.Config:
-    """The node agent's configuration by the arguments KNOWN. Raises ConfigError with every mistake."""
-    flags = settings.flags_of(config.Config, known)
-    return config.load(flags, settings.environment(), mistakes=known.mistakes)

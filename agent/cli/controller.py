@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from agent.cli._shared import OK, SETTINGS_DESCRIPTION
-from gigaslice.runtime import settings
+from gigaslice.role_settings import from_command_line
+from gigaslice.runtime.settings import add_flags
 
 HELP = "keep classes, GPU objects and events of the cluster; serve admission and the web page"
 DESCRIPTION = SETTINGS_DESCRIPTION
@@ -16,13 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds every setting of the controller."""
     from gigaslice.controller.config import ControllerConfig
 
-    settings.add_flags(parser, ControllerConfig)
+    add_flags(parser, ControllerConfig)
 
 
 def run(known: argparse.Namespace) -> int:
     """Runs the controller until it is asked to end."""
-    from gigaslice.controller import config, role
+    from gigaslice.controller.config import ControllerConfig
 
-    flags = settings.flags_of(config.ControllerConfig, known)
-    role.run(config.load(flags, settings.environment(), mistakes=known.mistakes))
+    config = from_command_line(ControllerConfig, known)
+    from gigaslice.controller import role
+
+    role.run(config)
     return OK

@@ -15,7 +15,8 @@ import vcuda
 from agent.cli import _dataset, _packages
 from agent.cli._shared import OK, SETTINGS_DESCRIPTION
 from gigaslice.errors import ConfigError
-from gigaslice.runtime import settings
+from gigaslice.role_settings import from_command_line
+from gigaslice.runtime.settings import add_flags
 
 if TYPE_CHECKING:
     from agent.cli import Command
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the settings of the service, and the subcommands."""
     from gigaslice.dataset_node.settings import DatasetSettings
 
-    settings.add_flags(parser, DatasetSettings)
+    add_flags(parser, DatasetSettings)
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
     for found in sorted(pkgutil.iter_modules(_dataset.__path__), key=lambda one: one.name):
         if found.name.startswith("_"):
@@ -56,11 +57,9 @@ def run(known: argparse.Namespace) -> int:
         return command.run(known)
     from gigaslice.dataset_node.settings import DatasetSettings
 
-    flags = settings.flags_of(DatasetSettings, known)
-    found = settings.load(DatasetSettings, flags, settings.environment(), mistakes=known.mistakes)
-    from agent.config import kubernetes_service
+    config = from_command_line(DatasetSettings, known)
     from gigaslice.dataset_node import service
 
     _packages.need("obstore")  # loaded with the first bucket
-    service.run(found, kubernetes_service(settings.environment()), vcuda.__version__)
+    service.run(config, vcuda.__version__)
     return OK

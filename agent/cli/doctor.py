@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from agent.cli._cluster import cluster_target
-from agent.cli._shared import FAILED, OK, SETTINGS_DESCRIPTION, loaded
+from agent.cli._shared import FAILED, OK, SETTINGS_DESCRIPTION
 from agent.config import Config
 from gigaslice.model.gpu import CORES_PER_GPU
+from gigaslice.role_settings import from_command_line
 from gigaslice.runtime.settings import add_flags
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def run(known: argparse.Namespace) -> int:
 
 
 def _node(known: argparse.Namespace) -> Iterator[Finding]:
-    config = loaded(known)
+    config = from_command_line(Config, known)
     from agent.commands import doctor
     from agent.roles import discovery
 

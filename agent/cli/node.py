@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import gc
 
-from agent.cli._shared import OK, SETTINGS_DESCRIPTION, loaded
+from agent.cli._shared import OK, SETTINGS_DESCRIPTION
 from agent.config import Config
+from gigaslice.role_settings import from_command_line
 from gigaslice.runtime.settings import add_flags
 
 HELP = "serve the GPUs of this node to the kubelet"
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(known: argparse.Namespace) -> int:
     """Runs the agent until it is asked to end."""
-    config = loaded(known)
+    config = from_command_line(Config, known)
     if config.standby == "on":  # now: the rest of the program takes seconds to load on a busy machine
         from agent.front import supervise
         from agent.front.handover import HANDOVER

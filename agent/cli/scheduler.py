@@ -6,7 +6,8 @@ import argparse
 
 import vcuda
 from agent.cli._shared import OK, SETTINGS_DESCRIPTION
-from gigaslice.runtime import settings
+from gigaslice.role_settings import from_command_line
+from gigaslice.runtime.settings import add_flags
 
 HELP = "decide for a kube-scheduler which node and which GPUs a pod gets"
 DESCRIPTION = SETTINGS_DESCRIPTION
@@ -17,21 +18,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds every setting of the service."""
     from gigaslice.scheduler.settings import SchedulerSettings
 
-    settings.add_flags(parser, SchedulerSettings)
+    add_flags(parser, SchedulerSettings)
 
 
 def run(known: argparse.Namespace) -> int:
     """Runs the service until it is asked to end."""
     from gigaslice.scheduler.settings import SchedulerSettings
 
-    found = settings.load(
-        SchedulerSettings,
-        settings.flags_of(SchedulerSettings, known),
-        settings.environment(),
-        mistakes=known.mistakes,
-    )
-    from agent.config import kubernetes_service
+    config = from_command_line(SchedulerSettings, known)
     from gigaslice.scheduler import service
 
-    service.run(found, kubernetes_service(settings.environment()), vcuda.__version__)
+    service.run(config, vcuda.__version__)
     return OK

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
-from gigaslice import units
-from gigaslice.cluster.demand import ClusterUnits
-from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE, SCHEDULER_NAME
+from gigaslice.cluster.names import SCHEDULER_NAME
 from gigaslice.controller.page_hosts import host_names
-from gigaslice.model import AnnotationRights, annotation_rights
+from gigaslice.role_settings import ClusterRoleSettings
 from gigaslice.runtime import setting_values as values
-from gigaslice.runtime import settings
-from gigaslice.runtime.settings import Settings, setting
+from gigaslice.runtime.settings import setting
 
-__all__ = ["SETTINGS", "ControllerConfig", "load"]
+__all__ = ["ControllerConfig"]
 
 _NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 
@@ -46,7 +41,7 @@ def _writes(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerConfig(Settings):
+class ControllerConfig(ClusterRoleSettings):
     """Everything the controller can be told."""
 
     # fmt: off
@@ -57,17 +52,9 @@ class ControllerConfig(Settings):
     identity: str = setting("NAME", _name_or_empty, "", "this replica's name; empty: the host's, in a pod the pod's")
     scheduler_name: str = setting("NAME", _object_name, SCHEDULER_NAME,
         "schedulerName of pods that ask for GPUs by class")
-    resource: str = setting("NAME", values.resource_name, MEMORY_RESOURCE,
-        "name of the resource that pods ask for, as set on the agents; NAME.TYPE is that of one type of GPU")
-    whole_gpus: str = setting("NAME", values.resource_name, GPU_RESOURCE,
-        "name of the resource of whole GPUs, as set on the agents; GPUs of a class without a share are counted by it")
     resources: tuple[str, ...] = setting("NAME,…", _resources, "",
-        "resources that agents offer beside those two and what inventories name; pods that ask for them are not warned")
-    slice_bytes: int = setting("SIZE", units.parse_bytes, "1GiB", "GPU memory of one unit, as set on the agents",
-        flag="slice")
-    annotation_rights: AnnotationRights = setting("refuse|checked", annotation_rights, "refuse",
-        "what becomes of annotations that take more than is counted for a pod, such as gigaslice.io/exclusive: checked "
-        "only where the cluster's policy has compared them with labels of the Namespace; as set on the agents")
+        "resources that agents offer beside --resource, --whole-gpus and what inventories name; pods that ask for them "
+        "are not warned")
     automatic_classes: str = setting("on|off", values.on_off, "on",
         "whether a ResourceClass is made for each type of GPU that the cluster has")
     extended_resources: str = setting("on|off", values.on_off, "on",
@@ -79,10 +66,6 @@ class ControllerConfig(Settings):
     page_hosts: tuple[str, ...] = setting("HOST,…", host_names, "",
         "names under which browsers reach the page beside localhost, IP addresses and Services of its namespace (in "
         "full, as in page.gigaslice.svc), such as that of a proxy with a login; under others it answers with an error")
-    metrics_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, ":9446",
-        "where /metrics, /healthz and /readyz are served")
-    metrics_token_file: Path | None = setting("FILE", values.optional_path, "",
-        "a token without which /metrics is refused (Authorization: Bearer …)")
     webhook_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, "off",
         "where the admission webhook is served by TLS")
     webhook_secret: str = setting("NAME", _object_name, "gigaslice-webhook", "the secret with its certificates")
@@ -92,29 +75,4 @@ class ControllerConfig(Settings):
         "the name of its mutating and validating webhook configurations")
     oversize: str = setting("refuse|warn", values.choice("refuse", "warn"), "refuse",
         "what admission does with a pod that asks for more than any node has: warn, where larger nodes may be added")
-    kubeconfig: Path | None = setting("FILE", values.optional_path, "",
-        "how to reach the API server from outside a pod; in one, its service account is used")
-    log_level: str = setting("LEVEL", values.choice("debug", "info", "warning", "error"), "info",
-        "least severity that is logged")
-    log_format: str = setting("json|console", values.choice("json", "console"), "json", "how log lines look")
     # fmt: on
-    kubernetes_service: str = ""
-    """"host:port" of the API server, which the kubelet tells every container; not a setting."""
-
-    @property
-    def units(self) -> ClusterUnits:
-        """What pods count in."""
-        return ClusterUnits(self.slice_bytes, self.resource, self.whole_gpus, self.annotation_rights)
-
-
-SETTINGS = settings.table(ControllerConfig)
-
-
-def load(
-    flags: Mapping[str, str | None], environ: Mapping[str, str], *, mistakes: tuple[str, ...] = ()
-) -> ControllerConfig:
-    """The controller's configuration; see `gigaslice.runtime.settings.load`."""
-    config = settings.load(ControllerConfig, flags, environ, mistakes=mistakes)
-    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
-    usable = host and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) <= 65535
-    return replace(config, kubernetes_service=f"{host}:{port}" if usable else "")

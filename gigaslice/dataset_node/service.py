@@ -267,14 +267,8 @@ def without_links(settings: DatasetSettings) -> DatasetSettings:
     return replace(settings, state_dir=settings.state_dir.resolve())
 
 
-def run(settings: DatasetSettings, service: str, version: str) -> None:
-    """Runs the service until SIGTERM or SIGINT.
-
-    Args:
-        settings: What the service was told.
-        service: "host:port" of the API server as a pod is told it; empty outside of one.
-        version: Of this program.
-    """
+def run(settings: DatasetSettings, version: str) -> None:
+    """Runs the service until SIGTERM or SIGINT. VERSION: of this program."""
     one_arena()
     logs.set_up(settings.log_level, settings.log_format)
     log = logs.get_logger("dataset")
@@ -283,16 +277,16 @@ def run(settings: DatasetSettings, service: str, version: str) -> None:
     for sentence in settings.warnings:
         log.warning("configuration", detail=sentence)
     log.info("starting", version=version, state_dir=str(settings.state_dir))
-    asyncio.run(_run(settings, service, version))
+    asyncio.run(_run(settings, version))
     log.info("stopped")
 
 
-async def _run(settings: DatasetSettings, service: str, version: str) -> None:
+async def _run(settings: DatasetSettings, version: str) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     seams = node_seams(settings)
-    async with _cluster(settings, service, version) as side:
+    async with _cluster(settings, version) as side:
         made = DatasetService(
             settings, seams, version, pods=side.pods, reporter=side.reporter, objects=side.objects
         )
@@ -310,11 +304,11 @@ class _ClusterSide:
 
 
 @contextlib.asynccontextmanager
-async def _cluster(settings: DatasetSettings, service: str, version: str) -> AsyncIterator[_ClusterSide]:
+async def _cluster(settings: DatasetSettings, version: str) -> AsyncIterator[_ClusterSide]:
     """The API server's side; its absence where there is no access."""
-    access, whence = (
-        find_access(settings.kubeconfig, service) if settings.kube_api == "auto" else (None, "off")
-    )
+    access, whence = None, "off"
+    if settings.kube_api == "auto":
+        access, whence = find_access(settings.kubeconfig, settings.kubernetes_service)
     if access is None:
         logs.get_logger("dataset").warning("no access to the API server", detail=whence)
         yield _ClusterSide()

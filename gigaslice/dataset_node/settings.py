@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gigaslice import units
+from gigaslice.role_settings import NodeRoleSettings
 from gigaslice.runtime import setting_values as values
-from gigaslice.runtime.settings import Settings, setting
+from gigaslice.runtime.settings import setting
 
 __all__ = ["DatasetSettings", "admits"]
 
@@ -92,7 +93,7 @@ def admits(allowed: tuple[str, ...], canonical: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetSettings(Settings):
+class DatasetSettings(NodeRoleSettings):
     """Everything the dataset service can be told."""
 
     # fmt: off
@@ -102,8 +103,6 @@ class DatasetSettings(Settings):
         "where the start gate's socket is, and credentials of volumes under way; must be in memory (tmpfs)")
     kubelet_root: Path = setting("DIR", values.absolute_path, "/var/lib/kubelet",
         "the kubelet's directory; nothing is mounted outside of its pods")
-    node_name: str = setting("NAME", values.node_name, "",
-        "this node's name in the cluster; empty: the host's name")
     capacity: int | None = setting("SIZE|off", _size_or_off, "off",
         "the most that the cache takes; off: as much as --keep-free leaves")
     keep_free: float = setting("PERCENT", _percent, "20%",
@@ -126,15 +125,4 @@ class DatasetSettings(Settings):
         "whether volumes are published before their data are there, where the GPU agent holds the containers back")
     layout: str = setting("auto|tree", values.choice("auto", "tree"), "auto",
         "tree: plain directories in place of EROFS images, as where the kernel has no EROFS")
-    metrics_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, ":9446",
-        "where /metrics, /healthz and /readyz are served; without a host on every address")
-    metrics_token_file: Path | None = setting("FILE", values.optional_path, "",
-        "a token without which /metrics is refused (Authorization: Bearer …)")
-    kube_api: str = setting("auto|off", values.auto_off, "auto",
-        "whether the service reads pods from the API server and sends events, where it has access")
-    kubeconfig: Path | None = setting("FILE", values.optional_path, "",
-        "how to reach the API server from outside a pod; in one, its service account is used")
-    log_level: str = setting("LEVEL", values.choice("debug", "info", "warning", "error"), "info",
-        "least severity that is logged")
-    log_format: str = setting("json|console", values.choice("json", "console"), "json", "how log lines look")
     # fmt: on

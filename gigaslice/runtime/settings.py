@@ -99,13 +99,18 @@ def setting(metavar: str, parse: Callable[[str], T], default: str, help: str, *,
 
 
 def table(role: type[Settings]) -> tuple[Setting, ...]:
-    """The settings of ROLE in the order of its fields."""
+    """The settings of ROLE: its own in the order of its fields, then those that it shares with ever more roles."""
     found = []
-    for field in dataclasses.fields(role):
+    for field in sorted(dataclasses.fields(role), key=lambda field: _shared(role, field.name)):
         if _METADATA in field.metadata:
             flag, *rest = field.metadata[_METADATA]
             found.append(Setting(field.name, flag or field.name.replace("_", "-"), *rest))
     return tuple(found)
+
+
+def _shared(role: type[Settings], attribute: str) -> int:
+    """By how many of ROLE's bases the field ATTRIBUTE is declared."""
+    return sum(attribute in getattr(base, "__dataclass_fields__", ()) for base in role.__mro__[1:])
 
 
 def environment() -> Mapping[str, str]:

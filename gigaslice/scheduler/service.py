@@ -266,18 +266,12 @@ class SchedulerService:
         )
 
 
-def run(settings: SchedulerSettings, service: str, version: str) -> None:
-    """Runs the service until SIGTERM or SIGINT.
-
-    Args:
-        settings: What the service was told.
-        service: "host:port" of the API server as a pod is told it; empty outside of one.
-        version: For the User-Agent header.
-    """
+def run(settings: SchedulerSettings, version: str) -> None:
+    """Runs the service until SIGTERM or SIGINT. VERSION: for the User-Agent header."""
     logs.set_up(settings.log_level, settings.log_format)
     log = logs.get_logger("scheduler")
     catch_all(log)
-    access, whence = find_access(settings.kubeconfig, service)
+    access, whence = find_access(settings.kubeconfig, settings.kubernetes_service)
     if access is None:
         raise MissingError(f"no access to the API server: {whence}")
     log.info("starting", version=version, server=str(access), credentials=whence)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-from gigaslice import units
-from gigaslice.cluster.demand import ClusterUnits
-from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
-from gigaslice.model import AnnotationRights, annotation_rights
+from gigaslice.role_settings import ClusterRoleSettings
 from gigaslice.runtime import setting_values as values
-from gigaslice.runtime.settings import Settings, setting
+from gigaslice.runtime.settings import setting
 
 __all__ = ["SchedulerSettings"]
 
@@ -28,18 +24,15 @@ def _lease(text: str) -> tuple[str, str] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerSettings(Settings):
+class SchedulerSettings(ClusterRoleSettings):
     """Everything the scheduler service can be told."""
 
     # fmt: off
     listen_address: tuple[str | None, int] | None = setting("HOST:PORT", values.address, "127.0.0.1:8090",
         "where kube-scheduler finds the service; it takes no credentials, so only the same pod should reach it")
     metrics_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, "off",
-        "where /metrics, /healthz and /readyz are served apart from that; off: at the listen address alone")
-    metrics_token_file: Path | None = setting("FILE", values.optional_path, "",
-        "a token without which /metrics is refused there (Authorization: Bearer …)")
-    kubeconfig: Path | None = setting("FILE", values.optional_path, "",
-        "how to reach the API server; empty: as the pod's service account")
+        "where /metrics, /healthz and /readyz are served apart from the listen address, which asks for no token; off: "
+        "there alone")
     leader_lease: tuple[str, str] | None = setting("NAMESPACE/NAME|off", _lease, "off",
         "the lease by which one of several replicas is chosen to decide; off: there is no other")
     identity: str = setting("NAME", str, "",
@@ -49,15 +42,6 @@ class SchedulerSettings(Settings):
     filter_reply: str = setting("best|all", values.choice("best", "all"), "best",
         "nodes that filter names of those that fit: the best one, so that kube-scheduler need not score them; or all, "
         "where another extender follows, or kube-scheduler's own scores are to choose")
-    resource: str = setting("NAME", values.resource_name, MEMORY_RESOURCE,
-        "name of the resource that pods ask for, as set on the agents; NAME.TYPE is that of one type of GPU")
-    whole_gpus: str = setting("NAME", values.resource_name, GPU_RESOURCE,
-        "name of the resource of whole GPUs, as set on the agents")
-    slice_bytes: int = setting("SIZE", units.parse_bytes, "1GiB",
-        "GPU memory of one unit of the resource, as set on the agents", flag="slice")
-    annotation_rights: AnnotationRights = setting("refuse|checked", annotation_rights, "refuse",
-        "what becomes of annotations that take more than is counted for a pod, such as gigaslice.io/exclusive: checked "
-        "only where the cluster's policy has compared them with labels of the Namespace; as set on the agents")
     reserve: float = setting("TIME", values.seconds, "2s",
         "how long GPUs are kept for a pod between its scoring and its binding")
     bind_timeout: float = setting("TIME", values.seconds, "10s",
@@ -66,15 +50,7 @@ class SchedulerSettings(Settings):
         "whether nodes that have a pod's datasets are preferred: by the share of the bytes, by all or nothing, or not")
     dataset_weight: float = setting("NUMBER", values.weight, "0.5",
         "how much having all of the datasets counts against the way from the worst to the best node for the GPUs")
-    log_level: str = setting("LEVEL", values.choice("debug", "info", "warning", "error"), "info",
-        "least severity that is logged")
-    log_format: str = setting("json|console", values.choice("json", "console"), "json", "how log lines look")
     # fmt: on
-
-    @property
-    def units(self) -> ClusterUnits:
-        """What pods count in."""
-        return ClusterUnits(self.slice_bytes, self.resource, self.whole_gpus, self.annotation_rights)
 
     def contradictions(self) -> list[str]:
         """A service that does not listen is none."""

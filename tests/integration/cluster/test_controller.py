@@ -22,12 +22,13 @@ from aiohttp import ClientConnectionError, ClientSession, web
 
 from gigaslice.classes.resource_class import MANAGED_BY, MANAGER
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
-from gigaslice.controller.config import load
+from gigaslice.controller.config import ControllerConfig
 from gigaslice.controller.parts import ControllerParts
 from gigaslice.kubeapi import informer
 from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.model import Gpu, Topology
+from gigaslice.role_settings import load
 from gigaslice.webhook.complete import patch_of
 from gigaslice.webhook.pod_shape import pod_shape
 from tests.fakes.eventually import until
@@ -88,7 +89,7 @@ async def controller(
 ) -> AsyncIterator[ControllerParts]:
     access, _ = find_access(api.kubeconfig(folder), "")
     assert access is not None
-    config = load({"metrics-address": "off", **flags}, {})
+    config = load(ControllerConfig, {"metrics-address": "off", **flags}, {})
     async with KubeClient(access, "test", answer=5.0) as client:
         parts = ControllerParts(client, config, name, observe=0.05, gather=0.02, pause=0.05, clock=clock)
         tasks = [

@@ -466,7 +466,7 @@ EXEMPT = {
     "agent.commands.cluster:_namespace": _OPERATOR,
     "agent.config:load": _OPERATOR,
     "agent.inventory.static:parse_inventory": _OPERATOR,
-    "gigaslice.controller.config:load": _OPERATOR,
+    "gigaslice.role_settings:load": _OPERATOR,
     "gigaslice.kubeapi.access:_from_kubeconfig": _OPERATOR,
     "gigaslice.model.matrix:parse_topo_matrix": _OPERATOR,
     "gigaslice.dataset_node.sources.object_stores:_gs": "a tenant's Secret: whatever is wrong is caught there",

@@ -15,7 +15,7 @@ from agent import cli as agent_cli
 from agent import config
 from agent.health.xids import XIDS, XidEffect
 from agent.telemetry.metrics import METRICS
-from gigaslice.controller import config as controller_config
+from gigaslice.controller.config import ControllerConfig
 from gigaslice.controller.metrics import METRICS as CONTROLLER_METRICS
 from gigaslice.dataset.request import ATTRIBUTES
 from gigaslice.dataset_node.events import EVENTS as DATASET_EVENTS
@@ -48,7 +48,7 @@ def node_settings() -> str:
 
 def controller_settings() -> str:
     """Every setting of `gigaslice controller` in its three spellings."""
-    return settings_table(controller_config.SETTINGS)
+    return settings_table(settings_of(ControllerConfig))
 
 
 def scheduler_settings() -> str:

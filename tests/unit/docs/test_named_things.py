@@ -14,7 +14,7 @@ from agent import cli as agent_cli
 from agent.telemetry.metrics import METRICS as AGENT_METRICS
 from gigaslice.classes.resource_class import parse_resource_class
 from gigaslice.cluster import names as cluster_names
-from gigaslice.controller import config as controller_config
+from gigaslice.controller.config import ControllerConfig
 from gigaslice.controller.metrics import METRICS as CONTROLLER_METRICS
 from gigaslice.dataset_node.metrics import METRICS as DATASET_METRICS
 from gigaslice.dataset_node.settings import DatasetSettings
@@ -123,7 +123,7 @@ def keys_of(role: str) -> set[str]:
     found: dict[str, list[Setting]] = {
         "settings.": list(tables.config.SETTINGS),
         "scheduler.settings.": list(settings_of(SchedulerSettings)),
-        "controller.settings.": list(controller_config.SETTINGS),
+        "controller.settings.": list(settings_of(ControllerConfig)),
         "dataset.settings.": list(settings_of(DatasetSettings)),
     }
     return {one.key for one in found[role]}
@@ -131,7 +131,7 @@ def keys_of(role: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("command", "settings"),
-    [("scheduler", settings_of(SchedulerSettings)), ("controller", controller_config.SETTINGS)],
+    [("scheduler", settings_of(SchedulerSettings)), ("controller", settings_of(ControllerConfig))],
 )
 def test_every_setting_of_a_role_of_the_cluster_is_there(command: str, settings: list[Setting]) -> None:
     table = tables.blocks(REFERENCE)[f"gigaslice {command}"]

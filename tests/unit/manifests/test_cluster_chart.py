@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from gigaslice.cluster import names
-from gigaslice.controller import config
-from gigaslice.runtime.settings import load
+from gigaslice.controller.config import ControllerConfig
+from gigaslice.role_settings import load
 from gigaslice.scheduler.settings import SchedulerSettings
 from tests.unit.manifests.test_chart import documents_of, helm, listed
 
@@ -337,12 +337,12 @@ def test_the_clusters_roles_run_as_the_restricted_standard_demands(scheduler):
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def controller_settings(documents: list[Document]) -> config.ControllerConfig:
+def controller_settings(documents: list[Document]) -> ControllerConfig:
     """What the controller makes of its flags."""
     (container,) = spec_of(one_of(documents, "Deployment", "-controller"))["containers"]
     command, *flags = container["args"]
     assert command == "controller"
-    return config.load(dict(flag.removeprefix("--").split("=", 1) for flag in flags), {})
+    return load(ControllerConfig, dict(flag.removeprefix("--").split("=", 1) for flag in flags), {})
 
 
 def test_the_controller_understands_its_flags():

@@ -9,9 +9,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from gigaslice.controller.config import load
+from gigaslice.controller.config import ControllerConfig
 from gigaslice.controller.page_hosts import PageHosts, host_names
 from gigaslice.controller.web_page import page_routes
+from gigaslice.role_settings import load
 
 HOSTS = PageHosts("gpu", ("gpus.example.com",))
 
@@ -46,9 +47,12 @@ def test_a_dot_in_the_namespace_is_a_dot():
 
 
 def test_hosts_are_a_setting():
-    assert load({}, {}).page_hosts == ()
-    assert load({"page-hosts": "GPUs.example.com., b"}, {}).page_hosts == ("gpus.example.com", "b")
-    assert load({}, {"GIGASLICE_PAGE_HOSTS": "gpus"}).page_hosts == ("gpus",)
+    assert load(ControllerConfig, {}, {}).page_hosts == ()
+    assert load(ControllerConfig, {"page-hosts": "GPUs.example.com., b"}, {}).page_hosts == (
+        "gpus.example.com",
+        "b",
+    )
+    assert load(ControllerConfig, {}, {"GIGASLICE_PAGE_HOSTS": "gpus"}).page_hosts == ("gpus",)
     for bad in (
         "https://gpus.example.com",
         "gpus.example.com:80",

@@ -9,9 +9,10 @@ import pytest
 
 from gigaslice.cluster.inventory import NodeInventory
 from gigaslice.cluster.state import NodeFacts
-from gigaslice.controller.config import load
+from gigaslice.controller.config import ControllerConfig
 from gigaslice.controller.parts import ControllerParts
 from gigaslice.model import Pod, PodContainer, Topology
+from gigaslice.role_settings import load
 from tests.unit.gigaslice.cluster.clusters import inventory_gpu
 
 
@@ -25,7 +26,7 @@ class Clock:
 def parts(clock: Clock) -> ControllerParts:
     """A controller that has seen everything, and whose API server is never asked."""
     client: Any = object()
-    found = ControllerParts(client, load({"metrics-address": "off"}, {}), "a", clock=clock)
+    found = ControllerParts(client, load(ControllerConfig, {"metrics-address": "off"}, {}), "a", clock=clock)
     for one in found.feed.informers.values():
         one.synced.set()
     return found

@@ -1,0 +1,111 @@
+"""The settings that several roles have: each stands once, in the base class of the tables that share it.
+
+    RoleSettings                 every role: log, metrics and probes, the API server's credentials
+      NodeRoleSettings           those of one node: the node agent, the dataset service
+      ClusterRoleSettings        those of the cluster, which count as the agents do: the scheduler, the controller
+
+A role whose default or whose help differs declares the field again. In help texts, files and the reference the role's
+own settings come first and the shared ones last, as `gigaslice.runtime.settings.table` orders them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from gigaslice import units
+from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
+from gigaslice.model import AnnotationRights, annotation_rights
+from gigaslice.runtime import setting_values as values
+from gigaslice.runtime import settings
+from gigaslice.runtime.settings import Settings, setting
+
+if TYPE_CHECKING:
+    from gigaslice.cluster.demand import ClusterUnits
+
+__all__ = ["ClusterRoleSettings", "NodeRoleSettings", "RoleSettings", "from_command_line", "load"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSettings(Settings):
+    """What every role can be told."""
+
+    # fmt: off
+    metrics_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, ":9446",
+        "where /metrics, /healthz and /readyz are served; without a host on every address")
+    metrics_token_file: Path | None = setting("FILE", values.optional_path, "",
+        "a token without which /metrics is refused (Authorization: Bearer …)")
+    kubeconfig: Path | None = setting("FILE", values.optional_path, "",
+        "how to reach the API server from outside a pod; in one, its service account is used")
+    log_level: str = setting("LEVEL", values.choice("debug", "info", "warning", "error"), "info",
+        "least severity that is logged")
+    log_format: str = setting("json|console", values.choice("json", "console"), "json", "how log lines look")
+    # fmt: on
+    kubernetes_service: str = ""
+    """"host:port" of the API server, which the kubelet tells every container; not a setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRoleSettings(RoleSettings):
+    """What a role can be told that runs on every node."""
+
+    # fmt: off
+    node_name: str = setting("NAME", values.node_name, "",
+        "this node's name in the cluster; empty: the host's name")
+    kube_api: str = setting("auto|off", values.auto_off, "auto",
+        "whether pods of this node are read from the API server and events are sent, where there is access")
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRoleSettings(RoleSettings):
+    """What a role can be told that judges pods of the whole cluster."""
+
+    # fmt: off
+    resource: str = setting("NAME", values.resource_name, MEMORY_RESOURCE,
+        "name of the resource that pods ask for, as set on the agents; NAME.TYPE is that of one type of GPU")
+    whole_gpus: str = setting("NAME", values.resource_name, GPU_RESOURCE,
+        "name of the resource of whole GPUs, as set on the agents; GPUs of a class without a share are counted by it")
+    slice_bytes: int = setting("SIZE", units.parse_bytes, "1GiB",
+        "GPU memory of one unit of the resource, as set on the agents", flag="slice")
+    annotation_rights: AnnotationRights = setting("refuse|checked", annotation_rights, "refuse",
+        "what becomes of annotations that take more than is counted for a pod, such as gigaslice.io/exclusive: checked "
+        "only where the cluster's policy has compared them with labels of the Namespace; as set on the agents")
+    # fmt: on
+
+    @property
+    def units(self) -> ClusterUnits:
+        """What pods count in."""
+        from gigaslice.cluster.demand import ClusterUnits  # noqa: PLC0415  (0.6 MiB that a node's roles do without)
+
+        return ClusterUnits(self.slice_bytes, self.resource, self.whole_gpus, self.annotation_rights)
+
+
+R = TypeVar("R", bound=RoleSettings)
+
+
+def load(
+    role: type[R],
+    flags: Mapping[str, str | None],
+    environ: Mapping[str, str],
+    *,
+    mistakes: tuple[str, ...] = (),
+) -> R:
+    """The configuration of ROLE; see `gigaslice.runtime.settings.load`."""
+    config = settings.load(role, flags, environ, mistakes=mistakes)
+    return replace(config, kubernetes_service=_kubernetes_service(environ))
+
+
+def from_command_line(role: type[R], known: argparse.Namespace) -> R:
+    """The configuration of ROLE by the arguments KNOWN and the environment. Raises ConfigError with every mistake."""
+    return load(role, settings.flags_of(role, known), settings.environment(), mistakes=known.mistakes)
+
+
+def _kubernetes_service(environ: Mapping[str, str]) -> str:
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
+    usable = host and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) <= 65535
+    return f"{host}:{port}" if usable else ""

@@ -1,0 +1,35 @@
+"""What roles share has one meaning in all of them, and stands behind what is a role's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.config import Config
+from gigaslice.controller.config import ControllerConfig
+from gigaslice.dataset_node.settings import DatasetSettings
+from gigaslice.role_settings import RoleSettings, load
+from gigaslice.runtime.settings import table
+from gigaslice.scheduler.settings import SchedulerSettings
+
+ROLES = [Config, DatasetSettings, SchedulerSettings, ControllerConfig]
+every_role = pytest.mark.parametrize("role", ROLES)
+
+
+@every_role
+def test_every_role_finds_the_api_server_of_its_pod(role: type[RoleSettings]) -> None:
+    told = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    assert load(role, {}, told).kubernetes_service == "10.0.0.1:443"
+    assert load(role, {}, {**told, "KUBERNETES_SERVICE_PORT": "0"}).kubernetes_service == ""
+
+
+@every_role
+def test_what_all_roles_have_stands_last_and_in_one_order(role: type[RoleSettings]) -> None:
+    flags = [one.flag for one in table(role)]
+    assert flags[-5:] == ["metrics-address", "metrics-token-file", "kubeconfig", "log-level", "log-format"]
+    assert len(set(flags)) == len(flags)
+
+
+def test_a_roles_own_default_takes_the_place_of_the_shared_one() -> None:
+    assert [load(role, {}, {}).metrics_address for role in ROLES] == [
+        (None, 9445), (None, 9446), None, (None, 9446)
+    ]  # fmt: skip
