@@ -23,11 +23,12 @@ from typing import Generic, TypeVar
 
 import vcuda
 from agent.inventory import sysfs
-from agent.telemetry.metrics import Exposition, Values
+from agent.telemetry.metrics import METRICS
 from gigaslice.errors import MissingError
 from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.metrics import Exposition, Values
 from gigaslice.runtime.tasks import run_together
 from gigaslice.runtime.time_limit import set_within
 
@@ -101,7 +102,7 @@ class GpuWait(Generic[T]):
         self._driver_scans = 0
         self._begins = begins
         self._since: float | None = None  # when the scan began that has not ended yet
-        self._http = Server(address, Exposition(node, self.collect).prepare, self.unready, token_file)
+        self._http = Server(address, Exposition(self.collect, node=node).prepare, self.unready, token_file)
         self._log = get_logger("node")
 
     def until_found(self, first: MissingError | None = None, *, exits: bool = False) -> T | None:
@@ -130,7 +131,7 @@ class GpuWait(Generic[T]):
 
     def collect(self) -> Values:
         """The values of now."""
-        values = Values()
+        values = Values(METRICS)
         reason = "driver-hangs" if self._hangs() else self._now.reason
         values.add("gigaslice_waiting_for_gpus", 1, reason)
         values.add("gigaslice_kubelet_registered", 0)

@@ -18,9 +18,10 @@ from agent.limits.time_slice_manager import TimeSliceManager
 from agent.persistence.room import Room
 from agent.persistence.store import Store
 from agent.telemetry.counters import Counters
-from agent.telemetry.metrics import Values
+from agent.telemetry.metrics import METRICS
 from gigaslice.allocation.consumer import common_names
 from gigaslice.allocation.table import Allocation
+from gigaslice.runtime.metrics import Values
 
 __all__ = ["MetricCollector"]
 
@@ -74,7 +75,7 @@ class MetricCollector:
 
     def collect(self) -> Values:
         """The values of now."""
-        values = Values()
+        values = Values(METRICS)
         for allocation in self._store.table.allocations:
             self._container(values, allocation)
         for name, labels, total in self._counters.totals:

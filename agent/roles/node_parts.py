@@ -42,11 +42,11 @@ from agent.roles.metric_collector import MetricCollector
 from agent.roles.new_types import NewTypes
 from agent.roles.plugin_parts import PluginBuilder, allocation_service
 from agent.telemetry.counters import Counters
-from agent.telemetry.metrics import Exposition
 from gigaslice.runtime import logs
 from gigaslice.runtime.clock import steady
 from gigaslice.runtime.heap import keep_small
 from gigaslice.runtime.http_server import Server
+from gigaslice.runtime.metrics import Exposition
 
 __all__ = ["Parts", "Run", "build"]
 
@@ -120,7 +120,7 @@ def build(
         time_slices=time_slices,
         cluster=cluster,
     )
-    exposition = Exposition(node, metrics.collect)
+    exposition = Exposition(metrics.collect, node=node)
     restarted: dict[str, Run] = {
         "cluster": cluster.run,
         "datasets": datasets.run,

@@ -17,10 +17,11 @@ import vcuda
 from agent.deviceplugin.link import Link
 from agent.front.channel import Kind
 from agent.persistence.store import Store
-from agent.telemetry.metrics import Exposition, Values
+from agent.telemetry.metrics import METRICS
 from gigaslice.errors import LockedError
 from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.metrics import Exposition, Values
 from gigaslice.runtime.tasks import run_together
 from gigaslice.runtime.time_limit import set_within
 
@@ -48,7 +49,7 @@ class Standby:
         self._link = link
         self._path = path
         self._resource = resource
-        self._http = Server(address, Exposition(node, self.collect).prepare, lambda: None)
+        self._http = Server(address, Exposition(self.collect, node=node).prepare, lambda: None)
         self._log = get_logger("node")
 
     def until_alone(self, first: LockedError) -> bool:
@@ -57,7 +58,7 @@ class Standby:
 
     def collect(self) -> Values:
         """The values of now."""
-        values = Values()
+        values = Values(METRICS)
         values.add("gigaslice_standby", 1)
         values.add("gigaslice_kubelet_registered", 0)
         values.add("gigaslice_build_info", 1, vcuda.__version__, self._resource)

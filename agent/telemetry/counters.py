@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-__all__ = ["Counters", "Histogram", "Totals"]
+from prometheus_client import Histogram
+
+__all__ = ["Counters", "Totals"]
 
 _Part = TypeVar("_Part", bound=Hashable)
-
-
-class Histogram:
-    """Counts observations in buckets up to each of BOUNDS, and beyond the last."""
-
-    def __init__(self, *bounds: float) -> None:
-        self.sum = 0.0
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-
-    def observe(self, value: float) -> None:
-        """Notes one VALUE."""
-        self._counts[bisect.bisect_left(self._bounds, value)] += 1
-        self.sum += value
-
-    def buckets(self) -> Iterator[tuple[str, float]]:
-        """Upper bound as Prometheus writes it, and how many observations are at most that."""
-        total = 0
-        for bound, count in zip((*self._bounds, None), self._counts, strict=True):
-            total += count
-            yield ("+Inf" if bound is None else repr(bound)), total
 
 
 class Totals:
@@ -79,8 +59,11 @@ class Totals:
             yield name, labels, total
 
 
+_LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
 def _latencies() -> Histogram:
-    return Histogram(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+    return Histogram("gigaslice_allocate_duration_seconds", "", registry=None, buckets=_LATENCIES)
 
 
 @dataclass

@@ -1,38 +1,14 @@
-"""Every metric of the agent in one table, and its text for Prometheus.
+"""Every metric of the agent in one table, in the order in which they are shown. All have the label "node" besides.
 
-Names follow the conventions of Prometheus: prefix `gigaslice_`, base units, `_total` for counters. Values are collected
-at each scrape from the agent's present state, so a series ends with its allocation and nothing has to be removed. The
-table in docs/operations.md is made from this one.
+How values are collected and written is `gigaslice.runtime.metrics`; the table in docs/operations.md is made from this
+one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from gigaslice.runtime.metrics import Row
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-
-from agent.telemetry.counters import Histogram
-from gigaslice.text import plain
-
-__all__ = ["METRICS", "Exposition", "Row", "Values"]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One metric. kind: "gauge", "counter" or "histogram". labels: besides "node", which all have."""
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    help: str
-
+__all__ = ["METRICS"]
 
 _CONTAINER = ("gpu_uuid", "namespace", "pod", "container")
 _OWNER = ("namespace", "pod", "container")
@@ -120,77 +96,3 @@ METRICS = (
         "1 while it is not written because the agent's token may change more of its node than annotations of ours"),
     Row("gigaslice_build_info", "gauge", ("version", "resource"), "1, with the agent's version and its resource"),
 )  # fmt: skip
-"""In the order in which they are shown."""
-
-_ROWS = {row.name: row for row in METRICS}
-Value = float | Histogram
-
-
-@dataclass
-class Values:
-    """What was collected: name -> label values in the table's order -> value. Equal labels add up."""
-
-    found: dict[str, dict[tuple[str, ...], Value]] = field(default_factory=dict)
-
-    def add(self, name: str, value: Value, *labels: str) -> None:
-        """Adds VALUE to the metric NAME. Raises KeyError or ValueError for a name or labels that the table lacks."""
-        if len(labels) != len(_ROWS[name].labels):
-            raise ValueError(f"{name} has the labels {_ROWS[name].labels}, not {labels}")
-        labels = tuple(map(plain, labels))  # a bare CR in a name of others ends a line for some readers
-        series = self.found.setdefault(name, {})
-        before = series.get(labels)
-        same = isinstance(before, int | float) and isinstance(value, int | float)
-        series[labels] = before + value if same else value  # type: ignore[operator]
-
-
-class Exposition:
-    """The text of all metrics of NODE; COLLECT returns the present values."""
-
-    def __init__(self, node: str, collect: Callable[[], Values]) -> None:
-        self._node = node
-        self._collect = collect
-        self._process = ProcessCollector(registry=None)
-
-    def prepare(self) -> Callable[[], bytes]:
-        """Collects the values now and returns a function that renders them, which may be called in any thread.
-
-        Collecting reads the agent's state and is quick. Rendering takes tens of milliseconds where there are many
-        containers, which is too long for the event loop.
-        """
-        values = self._collect()
-        return lambda: bytes(
-            generate_latest(_Once([*families(self._node, values.found), *self._process.collect()]))
-        )
-
-
-class _Once(CollectorRegistry):
-    """A registry that returns what was collected already."""
-
-    def __init__(self, found: list[Metric]) -> None:
-        super().__init__()
-        self._found = found
-
-    def collect(self) -> Iterator[Metric]:
-        return iter(self._found)
-
-
-def families(node: str, found: Mapping[str, Mapping[tuple[str, ...], Value]]) -> Iterator[Metric]:
-    """The values as prometheus_client takes them, in the order of the table. A row without values is left out."""
-    for row in METRICS:
-        series = found.get(row.name)
-        if not series:
-            continue
-        names = ("node", *row.labels)
-        family: Metric
-        if row.kind == "histogram":
-            family = HistogramMetricFamily(row.name, row.help, labels=names)
-            for labels, value in series.items():
-                if isinstance(value, Histogram):
-                    family.add_metric((node, *labels), list(value.buckets()), value.sum)
-        else:
-            kind = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
-            family = kind(row.name, row.help, labels=names)
-            for labels, value in series.items():
-                if not isinstance(value, Histogram):
-                    family.add_metric((node, *labels), value)
-        yield family

@@ -16,7 +16,7 @@ from gigaslice.cluster.state import ClusterState
 from gigaslice.controller.cluster_feed import ClusterFeed
 from gigaslice.controller.config import ControllerConfig
 from gigaslice.controller.dataset_statuses import DatasetStatuses
-from gigaslice.controller.metrics import ControllerCounters, Readings, exposition
+from gigaslice.controller.metrics import METRICS, ControllerCounters
 from gigaslice.controller.object_passes import GATHER_SECONDS, ObjectPasses
 from gigaslice.controller.object_plan import WriteKind
 from gigaslice.controller.page_hosts import PageHosts
@@ -34,6 +34,7 @@ from gigaslice.runtime.connection_bounds import ConnectionBounds
 from gigaslice.runtime.heap import keep_small
 from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.metrics import Exposition, Values
 from gigaslice.runtime.tasks import all_of
 from gigaslice.runtime.yielding import in_pieces
 from gigaslice.views.collect import WaitingSince, picture_steps
@@ -116,6 +117,7 @@ class ControllerParts:
             nodes=lambda: self.feed.nodes if self.feed.synced else None,
         )
         self.events = EventRecorder(client, "controller", platform.node(), clock=clock)
+        self.metrics = Exposition(self.collect).prepare
         self._client = client
         self._clock = clock
         self._observe = observe
@@ -334,31 +336,33 @@ class ControllerParts:
 
     # --- metrics ------------------------------------------------------------------------------------------------
 
-    def metrics(self) -> Callable[[], bytes]:
-        """Collects every value now; returns the function that writes them, which may be called in any thread."""
-        found = Readings()
-        found.add("gigaslice_controller_leader", int(self.leader.leading))
-        found.add_all("gigaslice_controller_writes_total", self.counters.writes)
-        found.add_all("gigaslice_controller_events_total", self.counters.events)
-        found.add_all("gigaslice_controller_reviews_total", self.counters.reviews)
+    def collect(self) -> Values:
+        """The values of now."""
+        values = Values(METRICS)
+        values.add("gigaslice_controller_leader", int(self.leader.leading))
+        values.add_all("gigaslice_controller_writes_total", self.counters.writes)
+        values.add_all("gigaslice_controller_events_total", self.counters.events)
+        values.add_all("gigaslice_controller_reviews_total", self.counters.reviews)
         for name, queue in (("gpus", self.passes.nodes), ("classes", self.passes.classes)):
-            found.add("gigaslice_controller_queue_length", len(queue), name)
-            found.add("gigaslice_controller_failed_passes_total", queue.failures, name)
+            values.add("gigaslice_controller_queue_length", len(queue), name)
+            values.add("gigaslice_controller_failed_passes_total", queue.failures, name)
         for name, seconds in self.feed.silent_seconds().items():
-            found.add("gigaslice_controller_watch_silent_seconds", seconds, name)
+            values.add("gigaslice_controller_watch_silent_seconds", seconds, name)
         for node in self.feed.nodes.values():
             read = "unreadable" if node.problem else "none" if node.inventory is None else "read"
-            found.add("gigaslice_cluster_nodes", 1, read)
+            values.add("gigaslice_cluster_nodes", 1, read)
         for (model, condition), count in self._gpus.items():
-            found.add("gigaslice_cluster_gpus", count, model, condition)
+            values.add("gigaslice_cluster_gpus", count, model, condition)
         for state, size in self._bytes.items():
-            found.add("gigaslice_cluster_memory_bytes", size, state)
+            values.add("gigaslice_cluster_memory_bytes", size, state)
         free = self._bytes["free_whole"] + self._bytes["free_partly"]
-        found.add("gigaslice_cluster_fragmentation_ratio", self._bytes["free_partly"] / free if free else 0.0)
-        found.add("gigaslice_defragmentation_moves", len(self._moves))
+        values.add(
+            "gigaslice_cluster_fragmentation_ratio", self._bytes["free_partly"] / free if free else 0.0
+        )
+        values.add("gigaslice_defragmentation_moves", len(self._moves))
         for state in ("fits", "no-room", "invalid"):
-            found.add("gigaslice_pods_waiting", self._waits[state], state)
+            values.add("gigaslice_pods_waiting", self._waits[state], state)
         for name, figures in self.passes.figures.items():
-            found.add("gigaslice_class_gpus", figures.devices, name)
-            found.add("gigaslice_class_free_gpus", figures.free, name)
-        return exposition(found)
+            values.add("gigaslice_class_gpus", figures.devices, name)
+            values.add("gigaslice_class_free_gpus", figures.free, name)
+        return values

@@ -24,7 +24,7 @@ from gigaslice.dataset_node.csi.driver import IdentityServicer, NodeServicer
 from gigaslice.dataset_node.csi.registration import CsiServer
 from gigaslice.dataset_node.fetching.flights import Flights
 from gigaslice.dataset_node.gate import GATE_DIRECTORY, Gate
-from gigaslice.dataset_node.metrics import DatasetMetrics, DatasetReading
+from gigaslice.dataset_node.metrics import METRICS
 from gigaslice.dataset_node.node_seams import Seams, node_seams
 from gigaslice.dataset_node.settings import DatasetSettings, admits
 from gigaslice.dataset_node.store import About, Budget, DatasetStore, Volume
@@ -49,6 +49,7 @@ from gigaslice.runtime import logs
 from gigaslice.runtime.failures import catch_all
 from gigaslice.runtime.heap import keep_small, one_arena
 from gigaslice.runtime.http_server import Server
+from gigaslice.runtime.metrics import Exposition, Values
 from gigaslice.runtime.tasks import lasting, run_together
 from gigaslice.runtime.time_limit import within
 
@@ -145,9 +146,11 @@ class DatasetService:
         self.control = CommandServer(
             self.tasks, self.store, settings.state_dir, settings.run_dir / "wait", threads=self.threads
         )
-        self.metrics = DatasetMetrics(self._reading)
         self.http = Server(
-            settings.metrics_address, self.metrics.prepare, self.unready, settings.metrics_token_file
+            settings.metrics_address,
+            Exposition(self.collect).prepare,
+            self.unready,
+            settings.metrics_token_file,
         )
         self._log = logs.get_logger("dataset")
 
@@ -218,30 +221,44 @@ class DatasetService:
             return (self._pod_directories / volume.pod_uid).exists()
         return Path(volume.target).parent.exists()
 
-    def _reading(self) -> DatasetReading:
-        stored = self.store.stored()
+    def collect(self) -> Values:
+        """The metrics of now."""
+        stored, counters = self.store.stored(), self.counters
         used = {one.about.key for one in stored if one.holders or one.waiting}
-        states: dict[str, float] = {"ready": 0, "partial": 0}
-        counts: dict[str, float] = {"ready": 0, "partial": 0}
+        sizes, counts = {"ready": 0, "partial": 0}, {"ready": 0, "partial": 0}
         for one in stored:
             state = "ready" if one.complete else "partial"
-            states[state] += one.about.size
+            sizes[state] += one.about.size
             counts[state] += 1
-        records = self.store.records().values()
-        published = sum(1 for one in records if one.pieces)
-        return DatasetReading(
-            counters=self.counters,
-            evictions=self.store.evictions,
-            cache_bytes=states,
-            datasets=counts,
-            volumes={"published": published, "pending": len(self.tasks.tasks)},
-            in_use_bytes=sum(one.about.size for one in stored if one.about.key in used),
-            free_bytes=max(0, self.store.room()),
-            trash_bytes=self.store.trash_bytes,
-            trash_failures=self.store.trash_failures,
-            registered=self.csi.registered,
-            agents=len(self.gate.resources) > 0,
-        )
+        published = sum(1 for one in self.store.records().values() if one.pieces)
+        values = Values(METRICS)
+        for name, value in (
+            ("hits_total", counters.hits),
+            ("misses_total", counters.misses),
+            ("joins_total", counters.joins),
+            ("fetch_bytes_total", counters.fetched_bytes),
+            ("fetch_files_total", counters.fetched_files),
+            ("fetch_seconds_total", counters.fetch_seconds),
+            ("evictions_total", self.store.evictions),
+            ("trash_failures_total", self.store.trash_failures),
+            ("local_fallbacks_total", counters.fallbacks),
+            ("gate_waits_total", counters.gate_waits),
+            ("gate_wait_seconds_total", counters.gate_wait_seconds),
+            ("in_use_bytes", sum(one.about.size for one in stored if one.about.key in used)),
+            ("free_bytes", max(0, self.store.room())),
+            ("trash_bytes", self.store.trash_bytes),
+            ("registered", int(self.csi.registered)),
+            ("agents", int(len(self.gate.resources) > 0)),
+        ):
+            values.add(f"gigaslice_dataset_{name}", value)
+        for name, by_label in (
+            ("fetches_total", {"complete": counters.fetches, "failed": counters.failures}),
+            ("cache_bytes", sizes),
+            ("datasets", counts),
+            ("volumes", {"published": published, "pending": len(self.tasks.tasks)}),
+        ):
+            values.add_all(f"gigaslice_dataset_{name}", by_label)
+        return values
 
 
 def _admit(allowed: tuple[str, ...], spec: SourceSpec) -> None:

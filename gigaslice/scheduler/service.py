@@ -38,13 +38,14 @@ from gigaslice.runtime.event_loop import run_quickly
 from gigaslice.runtime.failures import catch_all
 from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.log_once import LogOnce
+from gigaslice.runtime.metrics import Values
 from gigaslice.runtime.tasks import run_together
 from gigaslice.scheduler.binding import Binder
 from gigaslice.scheduler.datasets import DatasetIndex
 from gigaslice.scheduler.election import STRATEGIC_PATCH, Election
 from gigaslice.scheduler.http_api import HttpApi
 from gigaslice.scheduler.http_front import HttpFront
-from gigaslice.scheduler.metrics import SchedulerMetrics, SchedulerReading
+from gigaslice.scheduler.metrics import METRICS, SchedulerMetrics
 from gigaslice.scheduler.placer import Placer
 from gigaslice.scheduler.settings import SchedulerSettings
 
@@ -77,7 +78,7 @@ class SchedulerService:
             settings.dataset_weight,
         )
         self.binder = Binder(client, self.placer, settings.bind_timeout)
-        self.metrics = SchedulerMetrics(self._reading)
+        self.metrics = SchedulerMetrics(self._collect)
         self.scraped = Server(
             settings.metrics_address, self.metrics.prepare, self.unready, settings.metrics_token_file
         )
@@ -255,15 +256,16 @@ class SchedulerService:
             self._reported.over("wake")
             self.wakeups += 1
 
-    def _reading(self) -> SchedulerReading:
-        return SchedulerReading(
-            reservations=self.placer.attempts.counts(),
-            objects={"nodes": len(self.nodes), "pods": len(self.pods), "resourceclasses": len(self.classes)},
-            bindings=dict(self.binder.outcomes),
-            waiting=len(self.placer.waiting),
-            wakeups=self.wakeups,
-            ready=self.unready() is None,
-        )
+    def _collect(self) -> Values:
+        values = Values(METRICS)
+        objects = {"nodes": len(self.nodes), "pods": len(self.pods), "resourceclasses": len(self.classes)}
+        values.add_all("gigaslice_scheduler_reservations", self.placer.attempts.counts())
+        values.add_all("gigaslice_scheduler_objects", objects)
+        values.add_all("gigaslice_scheduler_bindings_total", self.binder.outcomes)
+        values.add("gigaslice_scheduler_waiting_pods", len(self.placer.waiting))
+        values.add("gigaslice_scheduler_wakeups_total", self.wakeups)
+        values.add("gigaslice_scheduler_ready", int(self.unready() is None))
+        return values
 
 
 def run(settings: SchedulerSettings, version: str) -> None:

@@ -172,15 +172,15 @@ def metrics() -> str:
 def controller_metrics() -> str:
     """Every metric of the controller."""
     rows = [
-        (f"`{name}`", kind, ", ".join(f"`{label}`" for label in labels) or "-", text)
-        for name, (kind, labels, text) in CONTROLLER_METRICS.items()
+        (f"`{row.name}`", row.kind, ", ".join(f"`{label}`" for label in row.labels) or "-", row.help)
+        for row in CONTROLLER_METRICS
     ]
     return markdown(("metric", "kind", "labels", "meaning"), rows)
 
 
 def scheduler_metrics() -> str:
     """Every metric of the scheduler service."""
-    return markdown(("metric", "meaning"), [(f"`{name}`", text) for name, text in SCHEDULER_METRICS.items()])
+    return markdown(("metric", "meaning"), [(f"`{row.name}`", row.help) for row in SCHEDULER_METRICS])
 
 
 def dataset_settings() -> str:
@@ -190,7 +190,7 @@ def dataset_settings() -> str:
 
 def dataset_metrics() -> str:
     """Every metric of the dataset service."""
-    return markdown(("metric", "meaning"), [(f"`{name}`", text) for name, text in DATASET_METRICS.items()])
+    return markdown(("metric", "meaning"), [(f"`{row.name}`", row.help) for row in DATASET_METRICS])
 
 
 def dataset_attributes() -> str:

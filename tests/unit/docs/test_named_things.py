@@ -29,12 +29,11 @@ from tests.unit.docs.test_docs import PAGES, REFERENCE, ROOT, code_spans, fences
 from tests.unit.gigaslice.controller.crd_schema import mistakes
 
 MANUAL = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which names what was renamed, too
-METRICS = (
-    {row.name for row in AGENT_METRICS}
-    | set(CONTROLLER_METRICS)
-    | set(SCHEDULER_METRICS)
-    | set(DATASET_METRICS)
-)
+METRICS = {
+    row.name
+    for table in (AGENT_METRICS, CONTROLLER_METRICS, SCHEDULER_METRICS, DATASET_METRICS)
+    for row in table
+}
 KUBERNETES = {
     "OnDelete",
     "OutOfcpu",

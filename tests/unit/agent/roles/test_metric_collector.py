@@ -73,7 +73,7 @@ class Node:
         return self.seen()
 
     def seen(self):
-        found = self.metrics.collect().found
+        found = self.metrics.collect().series
         return {name: sum(series.values()) for name, series in found.items() if name.endswith("_total")}
 
 
@@ -144,7 +144,7 @@ def test_how_the_inventory_is_published_is_told_where_there_is_an_api_server(tmp
     node = Node(tmp_path)
 
     def told():
-        found = node.metrics.collect().found
+        found = node.metrics.collect().series
         return {name[20:]: series[()] for name, series in found.items() if "_inventory_" in name}
 
     assert told() == {}

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.telemetry.counters import Histogram
-from agent.telemetry.metrics import METRICS, Exposition, Values
+from agent.telemetry.counters import Counters
+from agent.telemetry.metrics import METRICS
+from gigaslice.runtime.metrics import Exposition, Values
 
 DASHBOARD = Path(__file__).resolve().parents[4] / "deploy" / "grafana" / "gigaslice.json"
 
 
 def read(values):
-    text = Exposition("node-a", lambda: values).prepare()().decode()
+    text = Exposition(lambda: values, node="node-a").prepare()().decode()
     return {family.name: family.samples for family in text_string_to_metric_families(text)}
 
 
@@ -28,7 +29,7 @@ def test_names_follow_the_conventions():
 
 
 def test_values_are_written_with_the_node_and_their_labels():
-    values = Values()
+    values = Values(METRICS)
     values.add("gigaslice_container_oom_errors_total", 3, "default", "a", 'c"0')
     (sample,) = read(values)["gigaslice_container_oom_errors"]
     assert sample.value == 3
@@ -36,7 +37,7 @@ def test_values_are_written_with_the_node_and_their_labels():
 
 
 def test_equal_labels_add_up_instead_of_spoiling_everything():
-    values = Values()
+    values = Values(METRICS)
     for count in (3, 4):
         values.add("gigaslice_container_memory_used_bytes", count, "GPU-1", "", "", "")
     (sample,) = read(values)["gigaslice_container_memory_used_bytes"]
@@ -45,10 +46,10 @@ def test_equal_labels_add_up_instead_of_spoiling_everything():
 
 def test_labels_of_others_are_one_line_for_every_reader():
     """prometheus_client escapes LF alone; str.splitlines, and readers like it, end a line at CR and others too."""
-    values = Values()
+    values = Values(METRICS)
     for end in ("\r", "\n", "\x85", "\u2028", "\x00", "\u202e"):
         values.add("gigaslice_container_oom_errors_total", 3, "default", f"a{end}b", "main")
-    text = Exposition("node-a", lambda: values).prepare()().decode()
+    text = Exposition(lambda: values, node="node-a").prepare()().decode()
     assert text.split("\n") == [*text.splitlines(), ""]
     assert all(line.isprintable() for line in text.splitlines())
     assert {sample.value for sample in read(values)["gigaslice_container_oom_errors"]} == {3, 12}
@@ -56,31 +57,35 @@ def test_labels_of_others_are_one_line_for_every_reader():
 
 def test_what_the_table_does_not_have_is_refused():
     with pytest.raises(KeyError):
-        Values().add("gigaslice_surprise", 1)
+        Values(METRICS).add("gigaslice_surprise", 1)
     with pytest.raises(ValueError, match="labels"):
-        Values().add("gigaslice_gpu_healthy", 1)
+        Values(METRICS).add("gigaslice_gpu_healthy", 1)
 
 
 def test_a_histogram_counts_upwards():
-    histogram = Histogram(0.1, 1.0)
+    histogram, name = Counters().allocate, "gigaslice_allocate_duration_seconds"
     for value in (0.05, 0.1, 0.5, 7.0):
         histogram.observe(value)
-    assert list(histogram.buckets()) == [("0.1", 2), ("1.0", 3), ("+Inf", 4)]
-    values = Values()
-    values.add("gigaslice_allocate_duration_seconds", histogram)
-    samples = {
-        (s.name, s.labels.get("le")): s.value for s in read(values)["gigaslice_allocate_duration_seconds"]
-    }
-    assert samples["gigaslice_allocate_duration_seconds_count", None] == 4
-    assert samples["gigaslice_allocate_duration_seconds_bucket", "1.0"] == 3
+    values = Values(METRICS)
+    values.add(name, histogram)
+    samples = {(s.name, s.labels.get("le")): s for s in read(values)[name]}
+    assert [samples[f"{name}_bucket", bound].value for bound in ("0.05", "0.1", "1.0", "2.5", "+Inf")] == [
+        1,
+        2,
+        3,
+        3,
+        4,
+    ]
+    assert (samples[f"{name}_count", None].value, samples[f"{name}_sum", None].value) == (4, 7.65)
+    assert {sample.labels["node"] for sample in samples.values()} == {"node-a"}
 
 
 def test_a_series_ends_with_its_allocation():
-    now = Values()
+    now = Values(METRICS)
     now.add("gigaslice_container_slices", 8, "GPU-1", "default", "a", "c0")
-    exposition = Exposition("node-a", lambda: now)
+    exposition = Exposition(lambda: now, node="node-a")
     assert b'pod="a"' in exposition.prepare()()
-    now = Values()
+    now = Values(METRICS)
     assert b'pod="a"' not in exposition.prepare()()
 
 

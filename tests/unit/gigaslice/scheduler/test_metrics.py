@@ -5,12 +5,19 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from gigaslice.cluster.refusal import RefusalReason
-from gigaslice.scheduler.metrics import METRICS, SchedulerMetrics, SchedulerReading
+from gigaslice.runtime.metrics import Values
+from gigaslice.scheduler.metrics import METRICS, SchedulerMetrics
 
 
-def reading(**more: object) -> SchedulerReading:
-    values = {"reservations": {"binding": 1}, "objects": {"pods": 2}, "bindings": {"bound": 3}}
-    return SchedulerReading(**{**values, "waiting": 4, "wakeups": 5, "ready": True, **more})  # type: ignore[arg-type]
+def reading(*, ready: bool = True) -> Values:
+    values = Values(METRICS)
+    values.add("gigaslice_scheduler_reservations", 1, "binding")
+    values.add("gigaslice_scheduler_objects", 2, "pods")
+    values.add_all("gigaslice_scheduler_bindings_total", {"bound": 3})
+    values.add("gigaslice_scheduler_waiting_pods", 4)
+    values.add("gigaslice_scheduler_wakeups_total", 5)
+    values.add("gigaslice_scheduler_ready", int(ready))
+    return values
 
 
 def samples(metrics: SchedulerMetrics) -> dict[str, float]:
@@ -27,7 +34,7 @@ def test_every_metric_that_is_listed_is_shown_and_no_other():
     metrics.refused([RefusalReason.NO_ROOM])
     text = metrics.prepare()().decode()
     shown = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE gigaslice_")}
-    assert {name for name in shown if not name.endswith("_created")} == set(METRICS)
+    assert {name for name in shown if not name.endswith("_created")} == {row.name for row in METRICS}
     assert "process_resident_memory_bytes" in text
 
 

@@ -33,14 +33,14 @@ def with_parts(names: Iterable[str]) -> set[str]:
 
 def test_every_metric_of_the_board_exists() -> None:
     of_scheduler = {name for name in used() if name.startswith("gigaslice_scheduler_")}
-    assert used() - of_scheduler <= set(controller.METRICS)
+    assert used() - of_scheduler <= {row.name for row in controller.METRICS}
     assert len(used()) > 15
 
 
 def test_every_metric_of_the_scheduler_exists() -> None:
     scheduler = pytest.importorskip("gigaslice.scheduler.metrics")
     assert {name for name in used() if name.startswith("gigaslice_scheduler_")} <= with_parts(
-        scheduler.METRICS
+        row.name for row in scheduler.METRICS
     )
 
 
@@ -55,7 +55,9 @@ def test_gauges_of_the_cluster_are_not_added_up_over_replicas() -> None:
 def test_labels_of_the_controllers_metrics_are_theirs() -> None:
     for query in queries():
         for name, selector in re.findall(r"(gigaslice_\w+)\{([^}]*)\}", query):
-            labels = controller.METRICS.get(name, ("", ("state", "result", "reason"), ""))[1]
+            labels = {row.name: row.labels for row in controller.METRICS}.get(
+                name, ("state", "result", "reason")
+            )
             assert set(re.findall(r"(\w+)=", selector)) <= set(labels), query
 
 
