@@ -26,7 +26,6 @@ RECORD = SOURCES / "checksums"
 PACKAGES = {
     "deviceplugin_v1beta1": "agent/kubelet/pb",
     "podresources_v1": "agent/kubelet/pb",
-    "control_v1": "agent/control/pb",
     "csi_v1": "gigaslice/dataset_node/csi/pb",
     "pluginregistration_v1": "gigaslice/dataset_node/csi/pb",
 }

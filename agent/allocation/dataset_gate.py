@@ -11,25 +11,20 @@ volumes may have been published early: the service leaves a file beside its sock
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from gigaslice.allocation.consumer import Consumer
-from gigaslice.kube.json_text import read_json
 from gigaslice.model import DATASET_DRIVER, Pod
+from gigaslice.runtime.local_sockets import LineConnection
 from gigaslice.runtime.logs import get_logger
-from gigaslice.runtime.time_limit import within
 from gigaslice.text import plain
 
 __all__ = ["EARLY_FILE", "DatasetGate", "NoDatasetGate", "StartCondition"]
 
-_PAUSE = 2.0  # seconds between two attempts to connect
 _ANSWER = 2.0  # seconds that the service may take
-_LINE = 65536
+_MOST_ANSWER_BYTES = 65536
 _SEEN_SECONDS = 0.5  # between two checks whether the agent still sees its pods
 EARLY_FILE = "published-early"
 """Is beside the socket when volumes may have been published early since the machine has started."""
@@ -62,25 +57,29 @@ class DatasetGate:
         socket: Where the service listens.
         resources: What this agent serves; a name stands for itself and for its types, "NAME.TYPE".
         sees_pods: Whether the agent has the pods of its node as they are.
+        pause: Seconds between two attempts to connect.
+        patience: Seconds that the service may take for an answer.
     """
 
     def __init__(
-        self, socket: Path, resources: Sequence[str], sees_pods: Callable[[], bool] = lambda: True
+        self,
+        socket: Path,
+        resources: Sequence[str],
+        sees_pods: Callable[[], bool] = lambda: True,
+        *,
+        pause: float = 2.0,
+        patience: float = _ANSWER,
     ) -> None:
         self._socket = socket
         self._sees_pods = sees_pods
         self._resources = tuple(resources)
-        self._numbers = itertools.count(1)
-        self._writer: asyncio.StreamWriter | None = None
-        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._patience = patience
+        self._service = LineConnection(socket, self._announce, most=_MOST_ANSWER_BYTES, pause=pause)
         self._log = get_logger("datasets")
 
     async def run(self) -> None:
         """Keeps the connection until cancelled."""
-        while True:
-            with contextlib.suppress(OSError, ValueError):
-                await self._connected()
-            await asyncio.sleep(_PAUSE)
+        await self._service.run()
 
     async def blocker(self, consumer: Consumer | None, pod: Pod | None) -> str | None:
         """Why the container may not start yet; None when the datasets it mounts are there, or it mounts none."""
@@ -89,13 +88,13 @@ class DatasetGate:
         if pod is not None:
             container = consumer.ref.container if consumer is not None else ""
             volumes = [
-                one.name
-                for one in pod.volumes_of(DATASET_DRIVER)
-                if not container or container in one.mounted_by
+                volume.name
+                for volume in pod.volumes_of(DATASET_DRIVER)
+                if not container or container in volume.mounted_by
             ]
             if not volumes:
                 return None
-        if self._writer is None:
+        if not self._service.connected:
             return self._missing("does not answer") if volumes or self._may_be_early() else None
         if not uid:
             return (
@@ -103,13 +102,15 @@ class DatasetGate:
                 if self._may_be_early()
                 else None
             )
+        question = {"ready": uid, **({} if volumes is None else {"volumes": volumes})}
         try:
-            answer = await within(self._ask(uid, volumes), _ANSWER)
+            answer = await self._service.ask(question, self._patience)
         except (OSError, asyncio.TimeoutError):
-            return self._missing(f"has not answered within {_ANSWER:g} s")
+            return self._missing(f"has not answered within {self._patience:g} s")
         if answer.get("ready") is True:
             return None
-        return plain(str(answer.get("detail") or "its datasets are not there yet"))[:1000]
+        reason = answer.get("detail") or answer.get("error") or "its datasets are not there yet"
+        return plain(str(reason))[:1000]
 
     def _may_be_early(self) -> bool:
         return self._socket.with_name(EARLY_FILE).exists()
@@ -120,61 +121,16 @@ class DatasetGate:
             "is `gigaslice dataset` running on this node?"
         )
 
-    async def _ask(self, uid: str, volumes: list[str] | None) -> dict[str, Any]:
-        if self._writer is None:
-            raise ConnectionResetError
-        number = next(self._numbers)
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._asked[number] = answer
-        try:
-            self._send({"id": number, "ready": uid, **({} if volumes is None else {"volumes": volumes})})
-            return await answer
-        finally:
-            self._asked.pop(number, None)
-
-    def _send(self, message: dict[str, Any]) -> None:
-        if self._writer is not None:
-            self._writer.write(json.dumps(message).encode() + b"\n")
-
     async def _announce(self) -> None:
         """Says what this agent guards: nothing while it does not see its pods, and so cannot tell who has to wait."""
+        self._log.info("connected to the dataset service", socket=str(self._socket))
         told: tuple[str, ...] | None = None
-        while True:
-            guarded = self._resources if self._sees_pods() else ()
-            if guarded != told:
-                self._send({"gatekeeper": {"resources": guarded}})
-                told = guarded
-            await asyncio.sleep(_SEEN_SECONDS)
-
-    async def _connected(self) -> None:
-        reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=_LINE)
-        announcing: asyncio.Task[None] | None = None
         try:
-            self._writer = writer
-            self._log.info("connected to the dataset service", socket=str(self._socket))
-            announcing = asyncio.create_task(self._announce())
-            while line := await _line(reader):
-                try:
-                    answer = read_json(line)
-                except ValueError:
-                    continue  # of one question, which ends by its own limit; the others are answered
-                asked = self._asked.get(answer.get("id", 0)) if isinstance(answer, dict) else None
-                if asked is not None and not asked.done():
-                    asked.set_result(answer)
+            while True:
+                guarded = self._resources if self._sees_pods() else ()
+                if guarded != told:
+                    self._service.tell({"gatekeeper": {"resources": guarded}})
+                    told = guarded
+                await asyncio.sleep(_SEEN_SECONDS)
         finally:
-            self._writer = None
-            if announcing is not None:
-                announcing.cancel()
-                await asyncio.wait([announcing])
-            for asked in self._asked.values():
-                if not asked.done():
-                    asked.set_exception(ConnectionResetError())
-            writer.close()
             self._log.info("dataset service left", socket=str(self._socket))
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    """Reads a line; of one that is too long, what is left of it."""
-    while True:
-        with contextlib.suppress(ValueError):
-            return await reader.readline()

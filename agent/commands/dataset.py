@@ -11,8 +11,8 @@ from typing import Any
 
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.control import CONTROL_SOCKET
-from gigaslice.dataset_node.control_client import ask, conversation
 from gigaslice.errors import ConfigError, ControlError, MissingError
+from gigaslice.runtime.local_protocol import ask, conversation
 from gigaslice.runtime.table import Column, as_table
 from gigaslice.text import plain
 from gigaslice.units import format_bytes
@@ -20,6 +20,7 @@ from gigaslice.units import format_bytes
 __all__ = ["age", "as_lines", "evict", "listed", "wait"]
 
 _SECRET = "DATASET_SECRET_"
+_SERVER = "dataset service"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _BAR = 30
 _RETRY_SECONDS, _LONGEST_RETRY = 2.0, 60.0
@@ -27,7 +28,7 @@ _RETRY_SECONDS, _LONGEST_RETRY = 2.0, 60.0
 
 def listed(state_dir: Path) -> dict[str, Any]:
     """Everything that the service shows."""
-    return _checked(ask(state_dir / CONTROL_SOCKET, {"ps": {}}))
+    return ask(state_dir / CONTROL_SOCKET, _SERVER, {"ps": {}})
 
 
 def as_lines(found: Mapping[str, Any], now: float | None = None) -> str:
@@ -75,7 +76,7 @@ def evict(state_dir: Path, names: Sequence[str], idle_seconds: float | None) -> 
     asked: dict[str, Any] = {"names": list(names)}
     if idle_seconds is not None:
         asked["idle_seconds"] = idle_seconds
-    found = _checked(ask(state_dir / CONTROL_SOCKET, {"evict": asked}))
+    found = ask(state_dir / CONTROL_SOCKET, _SERVER, {"evict": asked})
     gone = found["evicted"]
     size = format_bytes(sum(int(one["bytes"]) for one in gone))
     done = f"{len(gone)} {'dataset' if len(gone) == 1 else 'datasets'} deleted, {size}"
@@ -130,7 +131,7 @@ class _AgainError(Exception):
 def _waited(path: Path, request: dict[str, Any]) -> str:
     bar, said = sys.stderr.isatty(), ""
     try:
-        for answer in conversation(path, request):
+        for answer in conversation(path, _SERVER, request):
             if answer.get("ready") is True:
                 return str(answer["path"])
             if "error" in answer:
@@ -152,12 +153,6 @@ def _waited(path: Path, request: dict[str, Any]) -> str:
         if bar:
             sys.stderr.write("\r\x1b[K")
     raise _AgainError("the dataset service has ended")
-
-
-def _checked(answer: dict[str, Any]) -> dict[str, Any]:
-    if "error" in answer:
-        raise ControlError(plain(str(answer["error"])))
-    return answer
 
 
 def _state(one: Mapping[str, Any]) -> str:

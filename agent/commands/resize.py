@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from agent.control import client
-from agent.control.pb import control_v1_pb2 as api
+from agent.control.messages import ResizeAnswer
 from gigaslice import units
 from gigaslice.errors import ConfigError
 from gigaslice.text import plain
@@ -14,7 +14,7 @@ from gigaslice.text import plain
 __all__ = ["ask", "describe"]
 
 
-def ask(known: argparse.Namespace) -> api.ResizeResponse:
+def ask(known: argparse.Namespace) -> ResizeAnswer:
     """Asks for what the command line says. Raises ConfigError, MissingError or ControlError."""
     mistakes = []
     memory = cores = None
@@ -35,18 +35,18 @@ def ask(known: argparse.Namespace) -> api.ResizeResponse:
         mistakes.append(f"{known.pod} and --namespace {known.namespace} contradict each other")
     if mistakes:
         raise ConfigError(mistakes)
-    request = api.ResizeRequest(
+    return client.resize(
+        Path(known.state_dir),
         namespace=known.namespace or namespace or "default",
         pod=pod,
-        container=known.container or "",
-        gpu=known.gpu or "",
-        memory_bytes=memory,
+        container=known.container,
+        gpu=known.gpu,
+        memory=memory,
         cores=cores,
     )
-    return client.resize(Path(known.state_dir), request)
 
 
-def describe(answer: api.ResizeResponse) -> str:
+def describe(answer: ResizeAnswer) -> str:
     """One line for each GPU, and one more where the container uses more than it now may."""
     lines = []
     for limit in answer.limits:

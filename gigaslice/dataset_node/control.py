@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from gigaslice.dataset.errors import DatasetError, RequestError
-from gigaslice.dataset_node.lines import Answer, LineServer
 from gigaslice.dataset_node.store import DatasetStore, Stored, Volume
 from gigaslice.dataset_node.tasks.tasks import StillFetching, Tasks, volume_name
 from gigaslice.dataset_node.tasks.threads import Threads
-from gigaslice.errors import GigasliceError
+from gigaslice.errors import ControlError, GigasliceError
 from gigaslice.kube.fields import object_at, strings_at
+from gigaslice.runtime.local_sockets import Answer, LineServer
 from gigaslice.runtime.logs import get_logger
 from gigaslice.text import plain
 
@@ -61,19 +61,14 @@ class CommandServer:
         await asyncio.gather(self._control.run(), self._wait.run())
 
     async def _administrator(self, message: dict[str, Any], answer: Answer) -> None:
-        try:
-            if "ps" in message:
-                await answer(await self._ps())
-            elif isinstance(evict := message.get("evict"), dict):
-                await answer(await self._evict(evict))
-            elif "wait" in message:
-                await self._pod(message, answer)
-            else:
-                raise RequestError(
-                    "the dataset service does not know this command; use the same version of both"
-                )
-        except GigasliceError as error:
-            await answer({"error": plain(str(error))})
+        if "ps" in message:
+            await answer(await self._ps())
+        elif isinstance(evict := message.get("evict"), dict):
+            await answer(await self._evict(evict))
+        elif "wait" in message:
+            await self._pod(message, answer)
+        else:
+            raise ControlError("the dataset service does not know this command; use the same version of both")
 
     async def _pod(self, message: dict[str, Any], answer: Answer) -> None:
         try:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gigaslice.dataset_node.lines import Answer, LineServer
 from gigaslice.dataset_node.tasks.tasks import Tasks
+from gigaslice.runtime.local_sockets import Answer, LineServer
 from gigaslice.runtime.logs import get_logger
 from gigaslice.text import plain
 

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from agent.control import client
-from agent.control.pb.control_v1_pb2 import ResizeRequest
 from agent.deviceplugin.records import CODEC
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
@@ -94,8 +93,7 @@ def test_an_agent_that_starts_anew_shows_no_slice_that_it_takes_back(kubelet, ag
     else:
         kubelet.run_pod(pod("a", 4))
         wait_until(lambda: [row for row in agent.status() if row["pod"] == "a"], "the name")
-        request = ResizeRequest(namespace="default", pod="a", memory_bytes=12 << 30)
-        client.resize(agent.state, request)
+        client.resize(agent.state, namespace="default", pod="a", memory=12 << 30)
     left = SLICES - {"whole": 16, "grown": 8}[reason]
     kubelet.wait_allocatable(RESOURCE, left, PATIENCE)
     shown, devices = [], kubelet.manager.devices

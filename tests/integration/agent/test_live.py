@@ -9,7 +9,6 @@ import time
 import pytest
 
 from agent.control import client
-from agent.control.pb import control_v1_pb2 as api
 from agent.deviceplugin.records import CODEC
 from agent.persistence.store import read_only
 from gigaslice.deviceplugin.origin import plugin
@@ -47,7 +46,7 @@ def resize(agent, *arguments):
 
 def control_answers(agent):
     try:
-        client.resize(agent.state, api.ResizeRequest(pod="none", cores=1))
+        client.resize(agent.state, pod="none", cores=1)
     except ControlError:
         return True
     except MissingError:
@@ -161,9 +160,8 @@ def test_killed_at_any_instant_of_a_change(node, agent, seed):
         while True:
             name, size = rng.choice(sorted(pods)), rng.randint(1, 20) * GIB
             asked[name].add(size)
-            request = api.ResizeRequest(namespace="default", pod=name, memory_bytes=size)
             try:
-                client.resize(agent.state, request)
+                client.resize(agent.state, namespace="default", pod=name, memory=size)
             except GigasliceError as error:
                 if "free" in str(error):
                     asked[name].discard(size)

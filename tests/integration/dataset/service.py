@@ -138,9 +138,9 @@ class ServiceNode:
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """What the service answers a command."""
-        from gigaslice.dataset_node.control_client import ask
+        from gigaslice.runtime.local_protocol import ask
 
-        return ask(self.root / "s" / "control.sock", request)
+        return ask(self.root / "s" / "control.sock", "dataset service", request)
 
     def lines(self) -> list[dict[str, Any]]:
         """The log."""

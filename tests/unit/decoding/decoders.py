@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.commands.dataset_prefetch import _newest
+from agent.control.messages import ResizeAnswer
+from agent.control.server import decode_change
 from agent.deviceplugin.records import CODEC
 from agent.health import health_files
 from agent.kubelet import kubelet_checkpoint
@@ -52,6 +54,7 @@ from gigaslice.kubeapi.cluster_objects import gpu_pod, node_facts, unread_gpu_po
 from gigaslice.kubeapi.documents import read_document
 from gigaslice.model.annotation_rights import AnnotationRights
 from gigaslice.model.options import SliceUnit, parse_options
+from gigaslice.runtime import local_protocol
 from gigaslice.scheduler.datasets import DatasetIndex
 from gigaslice.scheduler.placer import Placer
 from gigaslice.scheduler.protocol import BindRequest, ContainerRequest, PreemptRequest
@@ -425,19 +428,25 @@ DECODERS: tuple[Decoder, ...] = (
     ), (), ("gigaslice.dataset_node.mounts.table:parse_mountinfo",), 0.5),
     Decoder("word of the agent", (DATASET,), _document(_gate), lambda: (
         {"gatekeeper": {"resources": [seeds.MEMORY]}}, {"id": 7, "ready": "uid", "volumes": ["v"]},
-    ), (), ("gigaslice.dataset_node.lines:LineServer._accept", "gigaslice.dataset_node.control"), 0.5),
+    ), (), ("gigaslice.dataset_node.control",), 0.5),
+    Decoder("line of another program", (AGENT, CLI, DATASET), _plain(local_protocol.decode), lambda: (
+        b'{"version": 1, "resize": {"pod": "a", "memory": 12}}\n', b'{"id": 7, "ready": true, "detail": "x"}\n',
+    ), (), ("gigaslice.runtime.local_protocol:decode",), 0.5),
+    Decoder("change of limits", (AGENT,), _document(decode_change), lambda: (
+        {"namespace": "n", "pod": "a", "container": "c", "gpu": "GPU-1", "memory": 1 << 33, "cores": 30},
+    ), (GigasliceError,), ("agent.control.server:decode_change", "agent.control.server"), 0.5),
+    Decoder("answer to it", (CLI,), _document(ResizeAnswer.decode), lambda: (
+        {"container": "n/a/c", "limits": [{"gpu": "GPU-1", "memory_before": 1, "memory_after": 2, "used": 0}]},
+    ), (), ("agent.control.messages:ResizeAnswer.decode", "agent.control.messages"), 0.5),
 )  # fmt: skip
 
 _OWN = "both ends are processes of one agent, of one version"
 _OPERATOR = "a file or flag of the operator: read once, at the start, with every mistake as a line"
-_SERVICE = "the dataset service of the node, of the same version; what it says is shown or is one boolean"
 _READS = "reads bytes; what they are is decoded by another row"
 EXEMPT = {
     # --- readers of bytes ---
     "agent.apiserver.wire:Reply.reason": "the words of a refusal: cut to a line, and whatever is wrong is caught there",
     "agent.commands.doctor:_allowed": "one boolean; whatever is wrong is caught there",
-    "agent.allocation.dataset_gate:DatasetGate._connected": _SERVICE,
-    "gigaslice.dataset_node.control_client:conversation": _SERVICE,
     "gigaslice.kube.decode:_loaded": _READS,
     # --- another row's parser by another name ---
     "agent.allocation.assignments:decoded": "a cache before Assignment.decode",

@@ -48,13 +48,11 @@ class Service:
 
 
 @pytest.fixture
-def run(short_dir, monkeypatch):
-    monkeypatch.setattr(dataset_gate, "_PAUSE", 0.02)
-    monkeypatch.setattr(dataset_gate, "_ANSWER", 0.3)
-
+def run(short_dir):
     def go(story, *, served=True):
         async def main():
-            gate = DatasetGate(short_dir / "gate.sock", ("gigaslice.io/vgpu-memory",))
+            resources = ("gigaslice.io/vgpu-memory",)
+            gate = DatasetGate(short_dir / "gate.sock", resources, pause=0.02, patience=0.3)
             task = asyncio.create_task(gate.run())
             try:
                 async with Service(short_dir / "gate.sock") as service:
@@ -75,9 +73,9 @@ def run(short_dir, monkeypatch):
 
 def test_the_agent_says_what_it_guards_and_asks_for_the_volumes_of_the_container(run, consumer):
     async def story(gate, service):
-        assert service.seen == [{"gatekeeper": {"resources": ["gigaslice.io/vgpu-memory"]}}]
+        assert service.seen == [{"version": 1, "gatekeeper": {"resources": ["gigaslice.io/vgpu-memory"]}}]
         assert await gate.blocker(consumer, POD) is None
-        assert service.seen[1] == {"id": 1, "ready": "uid-1", "volumes": ["data"]}
+        assert service.seen[1] == {"version": 1, "id": 1, "ready": "uid-1", "volumes": ["data"]}
 
     run(story)
 
@@ -119,7 +117,7 @@ def test_a_pod_that_is_not_known_is_asked_for_by_its_uid(run, consumer):
     async def story(gate, service):
         service.answer = {"ready": False, "detail": "42 %"}
         assert await gate.blocker(consumer, None) == "42 %"
-        assert service.seen[1] == {"id": 1, "ready": "uid-1"}
+        assert service.seen[1] == {"version": 1, "id": 1, "ready": "uid-1"}
 
     run(story)
 
@@ -162,7 +160,7 @@ def test_an_agent_that_does_not_see_its_pods_guards_nothing(short_dir, monkeypat
         async with Service(short_dir / "gate.sock") as service:
             task = asyncio.create_task(gate.run())
             for guarded in ([], ["gigaslice.io/vgpu-memory"], []):
-                while not service.seen or service.seen[-1] != {"gatekeeper": {"resources": guarded}}:
+                while not service.seen or service.seen[-1]["gatekeeper"]["resources"] != guarded:
                     await asyncio.sleep(0.01)
                 (sees.clear if sees else lambda: sees.append(1))()
             task.cancel()
@@ -182,18 +180,16 @@ def test_a_service_that_hangs_holds_nothing_up_for_ever(run, consumer):
     run(story)
 
 
-def test_a_service_that_ends_is_connected_again(consumer, short_dir, monkeypatch):
-    monkeypatch.setattr(dataset_gate, "_PAUSE", 0.02)
-
+def test_a_service_that_ends_is_connected_again(consumer, short_dir):
     async def main():
-        gate = DatasetGate(short_dir / "again.sock", ())
+        gate = DatasetGate(short_dir / "again.sock", (), pause=0.02)
         task = asyncio.create_task(gate.run())
         try:
             for _ in range(3):
                 async with Service(short_dir / "again.sock") as service:
                     await asyncio.wait_for(service.greeted(), 10)
                     assert await gate.blocker(consumer, POD) is None
-                    gate._writer.close()
+                    gate._service._writer.close()
                 (short_dir / "again.sock").unlink(missing_ok=True)
         finally:
             task.cancel()

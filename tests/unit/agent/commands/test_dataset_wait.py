@@ -24,7 +24,7 @@ POD = {"POD_UID": "u", "POD_NAMESPACE": "team", "POD_NAME": "p"}
 def test_it_asks_for_the_source_that_the_environment_names(tmp_path, monkeypatch, source, options):
     asked = []
 
-    def conversation(_path, request):
+    def conversation(_path, _server, request):
         asked.append(request["wait"])
         yield {"ready": True, "path": "/there"}
 

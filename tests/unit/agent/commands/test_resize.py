@@ -11,8 +11,10 @@ import pytest
 
 from agent import cli
 from agent.commands import resize
-from agent.control.pb import control_v1_pb2 as api
-from agent.control.server import ControlServer
+from agent.control.messages import GpuLimits, ResizeAnswer
+from agent.control.server import ControlServer, decode_change
+from gigaslice.errors import ConfigError, ControlError
+from gigaslice.runtime.local_protocol import ask
 from tests.unit.agent.limits.test_manager import GIB, Node, uuid
 
 
@@ -120,7 +122,27 @@ def test_a_socket_left_behind_is_replaced(node, run):
 
 
 def test_names_of_others_act_on_no_terminal():
-    limit = api.Limit(gpu="GPU-1\x1b[31m", memory_before=GIB, memory_after=GIB, used=0)
-    line = resize.describe(api.ResizeResponse(container="a\u202eb\x00\rc", limits=[limit]))
+    limit = GpuLimits("GPU-1\x1b[31m", GIB, GIB, 0, 0, used=0)
+    line = resize.describe(ResizeAnswer("a\u202eb\x00\rc", (limit,)))
     assert line.isprintable()
     assert line.endswith(": 1 GiB")
+
+
+@pytest.mark.parametrize("amount", ["12", 1.5, -1, True, None, 1 << 63, [8]])
+@pytest.mark.parametrize("name", ["memory", "cores"])
+def test_an_amount_that_is_none_is_refused_and_not_left_out(name, amount):
+    with pytest.raises(ConfigError, match=f"^{name} must be a whole number"):
+        decode_change({"pod": "a", name: amount})
+
+
+def test_a_request_of_a_later_command_is_understood_as_far_as_it_is_known(served):
+    served.admit("a", range(8))
+    change = {"pod": "a", "memory": 12 * GIB, "later": [1]}
+    answer = ask(served.store.state_dir / "control.sock", "agent", {"resize": change, "later": {}})
+    assert answer["limits"][0]["memory_after"] == 12 * GIB
+    assert ResizeAnswer.decode({**answer, "later": 1}).limits[0].memory_before == 8 * GIB
+
+
+def test_another_command_is_refused(served):
+    with pytest.raises(ControlError, match="does not know this command"):
+        ask(served.store.state_dir / "control.sock", "agent", {"later": {}})

@@ -1,11 +1,11 @@
 """The start gate as an agent meets it: the real connection, and what reasons and agents may be like."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import pytest
 
-from agent.allocation import dataset_gate
 from agent.allocation.dataset_gate import DatasetGate
 from gigaslice.dataset_node.gate import Gate
 from gigaslice.model import DATASET_DRIVER, CsiVolume, Pod
@@ -30,14 +30,12 @@ class Tasks:
 
 
 @pytest.fixture
-def play(short_dir, monkeypatch):
-    monkeypatch.setattr(dataset_gate, "_PAUSE", 0.02)
-
+def play(short_dir):
     def run(story):
         async def main():
             gate = Gate(short_dir)
             gate.tasks = Tasks()
-            agent = DatasetGate(short_dir / "gate.sock", (GPU,))
+            agent = DatasetGate(short_dir / "gate.sock", (GPU,), pause=0.02)
             works = [asyncio.create_task(gate.run()), asyncio.create_task(agent.run())]
             try:
                 await until(lambda: gate.resources)
@@ -68,5 +66,18 @@ def test_a_reason_of_any_length_is_told_shortened_and_disturbs_no_other_containe
         assert bad.startswith("waiting for dataset https://host/") and len(bad) == 1000
         assert good is None
         assert gate.resources == (GPU,)
+
+    play(story)
+
+
+def test_an_agent_of_before_there_was_a_version_is_served(short_dir, play):
+    async def story(gate, agent):
+        reader, writer = await asyncio.open_unix_connection(str(short_dir / "gate.sock"))
+        writer.write(
+            b'{"gatekeeper": {"resources": ["older"]}}\n{"id": 7, "ready": "good", "volumes": ["data"]}\n'
+        )
+        assert json.loads(await reader.readline()) == {"id": 7, "ready": True, "detail": ""}
+        assert set(gate.resources) == {GPU, "older"}
+        writer.close()
 
     play(story)
