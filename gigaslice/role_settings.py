@@ -11,6 +11,7 @@ own settings come first and the shared ones last, as `gigaslice.runtime.settings
 from __future__ import annotations
 
 import argparse
+import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -59,6 +60,11 @@ class NodeRoleSettings(RoleSettings):
     kube_api: str = setting("auto|off", values.auto_off, "auto",
         "whether pods of this node are read from the API server and events are sent, where there is access")
     # fmt: on
+
+    @property
+    def node(self) -> str:
+        """This node's name; the host's, where none is set."""
+        return self.node_name or platform.node().lower()
 
 
 @dataclass(frozen=True, slots=True)

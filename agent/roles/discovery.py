@@ -5,7 +5,6 @@ A scan can hang with its driver, so every scan here runs in a thread that the pr
 
 from __future__ import annotations
 
-import platform
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 
@@ -45,11 +44,7 @@ def find(config: Config) -> tuple[Source, Inventory] | None:
     wait = GpuWait(
         scan,
         lambda: read_bus(config.sysfs),
-        interval=config.scan_interval,
-        address=config.metrics_address,
-        token_file=config.metrics_token_file,
-        node=config.node_name or platform.node().lower(),
-        resource=config.resource,
+        config,
         # a dead socket there reads as a fault
         begins=lambda: sockets.remove_dead(config.kubelet_dir / config.socket_name),
     )

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import vcuda
+from agent.config import Config
 from agent.inventory import sysfs
-from agent.telemetry.metrics import METRICS
+from agent.telemetry.metrics import values_of
 from gigaslice.errors import MissingError
-from gigaslice.runtime.http_server import Server
+from gigaslice.runtime.http_server import endpoints
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
-from gigaslice.runtime.metrics import Exposition, Values
+from gigaslice.runtime.metrics import Values
 from gigaslice.runtime.tasks import run_together
 from gigaslice.runtime.time_limit import set_within
 
@@ -74,35 +74,30 @@ def scan_in_thread(scan: Callable[[], T]) -> Future[T]:
 
 
 class GpuWait(Generic[T]):
-    """Waits until SCAN finds GPUs, which it shows by not raising MissingError; scans every INTERVAL seconds.
+    """Waits until SCAN finds GPUs, which it shows by not raising MissingError.
 
-    BUS reads the kernel's view. ADDRESS is where metrics and probes are served, NODE and RESOURCE are their labels.
-    BEGINS is called before it waits. TOKEN_FILE protects the metrics.
+    BUS reads the kernel's view. CONFIG says how often to scan, and where metrics and probes are served. BEGINS is
+    called before it waits.
     """
 
     def __init__(
         self,
         scan: Callable[[], T],
         bus: Callable[[], Bus],
-        *,
-        interval: float,
-        address: tuple[str | None, int] | None,
-        node: str,
-        resource: str,
+        config: Config,
         begins: Callable[[], None] = lambda: None,
-        token_file: Path | None = None,
     ) -> None:
         self._scan = scan
         self._bus = bus
-        self._interval = interval
-        self._resource = resource
+        self._interval = config.scan_interval
+        self._resource = config.resource
         self._before = bus()
         self._now = self._before
         self._logged = LogOnce()
         self._driver_scans = 0
         self._begins = begins
         self._since: float | None = None  # when the scan began that has not ended yet
-        self._http = Server(address, Exposition(self.collect, node=node).prepare, self.unready, token_file)
+        self._http = endpoints(config, self.collect, self.unready, node=config.node)
         self._log = get_logger("node")
 
     def until_found(self, first: MissingError | None = None, *, exits: bool = False) -> T | None:
@@ -131,11 +126,9 @@ class GpuWait(Generic[T]):
 
     def collect(self) -> Values:
         """The values of now."""
-        values = Values(METRICS)
+        values = values_of(self._resource, registered=False)
         reason = "driver-hangs" if self._hangs() else self._now.reason
         values.add("gigaslice_waiting_for_gpus", 1, reason)
-        values.add("gigaslice_kubelet_registered", 0)
-        values.add("gigaslice_build_info", 1, vcuda.__version__, self._resource)
         return values
 
     def scan(self) -> T | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import vcuda
 from agent.accounting.auditor import Auditor
 from agent.accounting.memory_monitor import MeasuredAllocation, MemoryMonitor
 from agent.apiserver import Cluster
@@ -18,7 +17,7 @@ from agent.limits.time_slice_manager import TimeSliceManager
 from agent.persistence.room import Room
 from agent.persistence.store import Store
 from agent.telemetry.counters import Counters
-from agent.telemetry.metrics import METRICS
+from agent.telemetry.metrics import values_of
 from gigaslice.allocation.consumer import common_names
 from gigaslice.allocation.table import Allocation
 from gigaslice.runtime.metrics import Values
@@ -75,7 +74,7 @@ class MetricCollector:
 
     def collect(self) -> Values:
         """The values of now."""
-        values = Values(METRICS)
+        values = values_of(self._resource, registered=self._servicer.streams > 0)
         for allocation in self._store.table.allocations:
             self._container(values, allocation)
         for name, labels, total in self._counters.totals:
@@ -166,7 +165,6 @@ class MetricCollector:
 
     def _agent(self, values: Values) -> None:
         counters = self._counters
-        values.add("gigaslice_kubelet_registered", int(self._servicer.streams > 0))
         values.add("gigaslice_kubelet_registrations_total", counters.registrations)
         values.add("gigaslice_allocate_duration_seconds", counters.allocate)
         values.add("gigaslice_allocate_failures_total", counters.allocate_failures)
@@ -184,4 +182,3 @@ class MetricCollector:
             values.add("gigaslice_inventory_withheld", int(publishing.withheld))
             if publishing.written is not None:
                 values.add("gigaslice_inventory_written_timestamp_seconds", publishing.written)
-        values.add("gigaslice_build_info", 1, vcuda.__version__, self._resource)

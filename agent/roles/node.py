@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import platform
 import signal
 
 import vcuda
@@ -105,15 +104,7 @@ def _open(config: Config, store: Store, link: Link) -> bool | None:
     except LockedError as error:
         if config.standby == "off":
             raise
-        waiting = Standby(
-            store,
-            link,
-            path,
-            address=config.metrics_address,
-            node=config.node_name or platform.node().lower(),
-            resource=config.resource,
-        )
-        if not waiting.until_alone(error):
+        if not Standby(store, link, path, config).until_alone(error):
             return None
         waited = True
     link.say(Kind.ACTIVE, 0, os.fsencode(path))

@@ -6,7 +6,6 @@ built, so every name stands above the line that uses it.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -45,8 +44,7 @@ from agent.telemetry.counters import Counters
 from gigaslice.runtime import logs
 from gigaslice.runtime.clock import steady
 from gigaslice.runtime.heap import keep_small
-from gigaslice.runtime.http_server import Server
-from gigaslice.runtime.metrics import Exposition
+from gigaslice.runtime.http_server import endpoints
 
 __all__ = ["Parts", "Run", "build"]
 
@@ -88,7 +86,6 @@ def build(
     health.open()
     types = config.resource_types
     resources = tuple(dict.fromkeys(types.of(gpu.model) for gpu in scanned.gpus))
-    node = config.node_name or platform.node().lower()
     limits = LimitsManager(
         store,
         allocation_service(config, store, gpus, now),
@@ -99,7 +96,7 @@ def build(
     )
     limits.refresh(every=True)
     plugin = PluginBuilder(
-        config, store, gpus, now, cluster=cluster, datasets=datasets, resources=resources, node=node
+        config, store, gpus, now, cluster=cluster, datasets=datasets, resources=resources, node=config.node
     ).build(devices, limits.changed)
     gpu_memory, *others = plugin.gpu_memory
     servicer = Servicer(gpu_memory, counters)
@@ -120,7 +117,6 @@ def build(
         time_slices=time_slices,
         cluster=cluster,
     )
-    exposition = Exposition(metrics.collect, node=node)
     restarted: dict[str, Run] = {
         "cluster": cluster.run,
         "datasets": datasets.run,
@@ -139,9 +135,7 @@ def build(
         "control": ControlServer(store, limits).run,
         "memory_monitor": memory_monitor.run,
         "ledgers": store.dirs.ledgers.run,
-        "http": Server(
-            config.metrics_address, exposition.prepare, metrics.unready, config.metrics_token_file
-        ).run,
+        "http": endpoints(config, metrics.collect, metrics.unready, node=config.node).run,
         "scanner": Scanner(
             source, config.scan_interval, last=lambda: health.scanned, changed=health.set_inventory
         ).run,
@@ -202,7 +196,7 @@ def _cluster(config: Config) -> KubeCluster | NoCluster:
         log.info("no access to the API server; annotations and events are off", detail="--kube-api=off")
         return NoCluster()
     access, whence = find_access(config.kubeconfig, config.kubernetes_service)
-    node = config.node_name or (platform.node().lower() if config.kubeconfig else "")
+    node = config.node if config.node_name or config.kubeconfig else ""
     if access is not None and not node:
         access, whence = None, "--node-name is not set, and a pod does not know its node's name"
     if access is None:

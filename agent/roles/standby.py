@@ -13,15 +13,15 @@ import os
 import signal
 from pathlib import Path
 
-import vcuda
+from agent.config import Config
 from agent.deviceplugin.link import Link
 from agent.front.channel import Kind
 from agent.persistence.store import Store
-from agent.telemetry.metrics import METRICS
+from agent.telemetry.metrics import values_of
 from gigaslice.errors import LockedError
-from gigaslice.runtime.http_server import Server
+from gigaslice.runtime.http_server import endpoints
 from gigaslice.runtime.logs import get_logger
-from gigaslice.runtime.metrics import Exposition, Values
+from gigaslice.runtime.metrics import Values
 from gigaslice.runtime.tasks import run_together
 from gigaslice.runtime.time_limit import set_within
 
@@ -31,25 +31,14 @@ _POLL_SECONDS = 0.1
 
 
 class Standby:
-    """Waits until STORE can be opened and the front at PATH has ended. LINK leads to our own; ADDRESS serves metrics
-    and probes, NODE and RESOURCE are their labels.
-    """
+    """Waits until STORE can be opened and the front at PATH has ended. LINK leads to our own."""
 
-    def __init__(
-        self,
-        store: Store,
-        link: Link,
-        path: Path,
-        *,
-        address: tuple[str | None, int] | None,
-        node: str,
-        resource: str,
-    ) -> None:
+    def __init__(self, store: Store, link: Link, path: Path, config: Config) -> None:
         self._store = store
         self._link = link
         self._path = path
-        self._resource = resource
-        self._http = Server(address, Exposition(self.collect, node=node).prepare, lambda: None)
+        self._resource = config.resource
+        self.http = endpoints(config, self.collect, lambda: None, node=config.node)
         self._log = get_logger("node")
 
     def until_alone(self, first: LockedError) -> bool:
@@ -58,10 +47,8 @@ class Standby:
 
     def collect(self) -> Values:
         """The values of now."""
-        values = Values(METRICS)
+        values = values_of(self._resource, registered=False)
         values.add("gigaslice_standby", 1)
-        values.add("gigaslice_kubelet_registered", 0)
-        values.add("gigaslice_build_info", 1, vcuda.__version__, self._resource)
         return values
 
     async def _run(self, first: LockedError) -> bool:
@@ -85,5 +72,5 @@ class Standby:
 
         async with self._link.attached():
             self._link.say(Kind.STANDBY, 0, os.fsencode(self._path))
-            await run_together("watch", {"watch": watch(), "http": self._http.run()})
+            await run_together("watch", {"watch": watch(), "http": self.http.run()})
         return bool(opened)

@@ -6,9 +6,10 @@ one.
 
 from __future__ import annotations
 
-from gigaslice.runtime.metrics import Row
+import vcuda
+from gigaslice.runtime.metrics import Row, Values
 
-__all__ = ["METRICS"]
+__all__ = ["METRICS", "values_of"]
 
 _CONTAINER = ("gpu_uuid", "namespace", "pod", "container")
 _OWNER = ("namespace", "pod", "container")
@@ -96,3 +97,11 @@ METRICS = (
         "1 while it is not written because the agent's token may change more of its node than annotations of ours"),
     Row("gigaslice_build_info", "gauge", ("version", "resource"), "1, with the agent's version and its resource"),
 )  # fmt: skip
+
+
+def values_of(resource: str, *, registered: bool) -> Values:
+    """Values of an agent of RESOURCE, with what is true of every agent: a serving one, a waiting one, a standby."""
+    values = Values(METRICS)
+    values.add("gigaslice_kubelet_registered", int(registered))
+    values.add("gigaslice_build_info", 1, vcuda.__version__, resource)
+    return values

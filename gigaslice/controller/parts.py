@@ -32,9 +32,9 @@ from gigaslice.kubeapi.lease import Leader
 from gigaslice.model import Pod
 from gigaslice.runtime.connection_bounds import ConnectionBounds
 from gigaslice.runtime.heap import keep_small
-from gigaslice.runtime.http_server import Server
+from gigaslice.runtime.http_server import endpoints
 from gigaslice.runtime.logs import get_logger
-from gigaslice.runtime.metrics import Exposition, Values
+from gigaslice.runtime.metrics import Values
 from gigaslice.runtime.tasks import all_of
 from gigaslice.runtime.yielding import in_pieces
 from gigaslice.views.collect import WaitingSince, picture_steps
@@ -117,7 +117,6 @@ class ControllerParts:
             nodes=lambda: self.feed.nodes if self.feed.synced else None,
         )
         self.events = EventRecorder(client, "controller", platform.node(), clock=clock)
-        self.metrics = Exposition(self.collect).prepare
         self._client = client
         self._clock = clock
         self._observe = observe
@@ -141,9 +140,7 @@ class ControllerParts:
             "observer": self._observer,
             "counter": self._counter,
             "moves": self._find_moves,
-            "metrics": Server(
-                config.metrics_address, self.metrics, self.unready, config.metrics_token_file
-            ).run,
+            "metrics": endpoints(config, self.collect, self.unready).run,
         }
         if config.page_address is not None:
             self.restarted = {**self.restarted, "page": self._page}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import platform
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
@@ -48,8 +47,8 @@ from gigaslice.kubeapi.access import find_access
 from gigaslice.runtime import logs
 from gigaslice.runtime.failures import catch_all
 from gigaslice.runtime.heap import keep_small, one_arena
-from gigaslice.runtime.http_server import Server
-from gigaslice.runtime.metrics import Exposition, Values
+from gigaslice.runtime.http_server import endpoints
+from gigaslice.runtime.metrics import Values
 from gigaslice.runtime.tasks import lasting, run_together
 from gigaslice.runtime.time_limit import within
 
@@ -137,21 +136,15 @@ class DatasetService:
             detach=local.detach,
         )
         self.gate.tasks = self.tasks
-        node = settings.node_name or platform.node().lower()
         self.csi = CsiServer(
             IdentityServicer(version),
-            NodeServicer(self.tasks, node, self._pod_directories),
+            NodeServicer(self.tasks, settings.node, self._pod_directories),
             settings.kubelet_root,
         )
         self.control = CommandServer(
             self.tasks, self.store, settings.state_dir, settings.run_dir / "wait", threads=self.threads
         )
-        self.http = Server(
-            settings.metrics_address,
-            Exposition(self.collect).prepare,
-            self.unready,
-            settings.metrics_token_file,
-        )
+        self.http = endpoints(settings, self.collect, self.unready)
         self._log = logs.get_logger("dataset")
 
     def fetched_bytes(self) -> dict[str, int]:
@@ -336,13 +329,12 @@ async def _cluster(settings: DatasetSettings, version: str) -> AsyncIterator[_Cl
     from gigaslice.kubeapi.client import KubeClient  # noqa: PLC0415
     from gigaslice.kubeapi.events import EventRecorder  # noqa: PLC0415
 
-    node = settings.node_name or platform.node().lower()
     async with KubeClient(access, f"gigaslice-dataset/{version}") as client:
-        events = EventRecorder(client, "dataset", node)
+        events = EventRecorder(client, "dataset", settings.node)
 
         def parts(made: DatasetService) -> dict[str, Coroutine[Any, Any, None]]:
             publisher = NodePublisher(
-                client, node, made.store, made.fetched_bytes, uses=made.uses, threads=made.threads
+                client, settings.node, made.store, made.fetched_bytes, uses=made.uses, threads=made.threads
             )
             return {
                 "events": lasting("events", events.run),

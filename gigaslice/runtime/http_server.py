@@ -19,14 +19,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from typing import Protocol
 
 import h11
 
 from gigaslice.runtime.files import read_file
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.metrics import Exposition, Values
 
-__all__ = ["CONTENT_TYPE", "Server"]
+__all__ = ["CONTENT_TYPE", "EndpointSettings", "Server", "endpoints"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # the text form of Prometheus
 
@@ -184,6 +186,29 @@ class Server:
             HTTPStatus.UNAUTHORIZED,
             b"the token is missing or another one (Authorization: Bearer ...)\n",
         )
+
+
+class EndpointSettings(Protocol):
+    """Where a role serves its metrics and probes, and what /metrics requires."""
+
+    @property
+    def metrics_address(self) -> tuple[str | None, int] | None:
+        """Host and port; None for nowhere."""
+
+    @property
+    def metrics_token_file(self) -> Path | None:
+        """Holds the token."""
+
+
+def endpoints(
+    settings: EndpointSettings,
+    collect: Callable[[], Values],
+    unready: Callable[[], str | None],
+    **labels: str,
+) -> Server:
+    """Serves what a role shows of itself, as its settings say. LABELS: those that all its metrics have."""
+    exposition = Exposition(collect, **labels)
+    return Server(settings.metrics_address, exposition.prepare, unready, settings.metrics_token_file)
 
 
 async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:

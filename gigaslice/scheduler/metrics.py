@@ -45,7 +45,7 @@ class SchedulerMetrics:
             for verb in _VERBS
         }
         self._rejections = Counter(_REJECTIONS, "", ["reason"], registry=None)
-        self.prepare = Exposition(self._collect).prepare
+        self.prepare = Exposition(self.collect).prepare
 
     def took(self, verb: str, seconds: float) -> None:
         """Notes how long a request took."""
@@ -56,7 +56,8 @@ class SchedulerMetrics:
         for reason in reasons:
             self._rejections.labels(reason.value).inc()
 
-    def _collect(self) -> Values:
+    def collect(self) -> Values:
+        """The values of now."""
         values = self._read()
         for verb, histogram in self._seconds.items():
             values.add(f"gigaslice_scheduler_{verb}_seconds", histogram)

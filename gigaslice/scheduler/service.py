@@ -36,7 +36,7 @@ from gigaslice.model import Pod
 from gigaslice.runtime import logs
 from gigaslice.runtime.event_loop import run_quickly
 from gigaslice.runtime.failures import catch_all
-from gigaslice.runtime.http_server import Server
+from gigaslice.runtime.http_server import endpoints
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.metrics import Values
 from gigaslice.runtime.tasks import run_together
@@ -79,9 +79,7 @@ class SchedulerService:
         )
         self.binder = Binder(client, self.placer, settings.bind_timeout)
         self.metrics = SchedulerMetrics(self._collect)
-        self.scraped = Server(
-            settings.metrics_address, self.metrics.prepare, self.unready, settings.metrics_token_file
-        )
+        self.scraped = endpoints(settings, self.metrics.collect, self.unready)
         self.wakeups = 0
         self.port = 0
         self._settings = settings

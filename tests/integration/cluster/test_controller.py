@@ -29,6 +29,7 @@ from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.model import Gpu, Topology
 from gigaslice.role_settings import load
+from gigaslice.runtime.metrics import Exposition
 from gigaslice.webhook.complete import patch_of
 from gigaslice.webhook.pod_shape import pod_shape
 from tests.fakes.eventually import until
@@ -274,7 +275,7 @@ def test_no_text_and_no_object_of_others_ends_a_part(api: ApiServer, tmp_path: P
             await until(lambda: parts.feed.synced and parts.leader.leading)
             await until(lambda: {"n1-gpu-1", "rest-gpu-9", "held-gpu-8"} <= set(phases(api)))
             await until(lambda: parts._gpus.total() == 9)
-            written = parts.metrics()().decode()
+            written = Exposition(parts.collect).prepare()().decode()
             assert 'gigaslice_cluster_nodes{inventory="unreadable"} 2.0' in written
             assert "NVIDIA \ufffd" in written
             assert parts.state.room("n1")[0].free == 0, "a pod that cannot be read may have it"
@@ -529,7 +530,7 @@ def test_metrics_show_the_cluster(api: ApiServer, tmp_path: Path):
         async with controller(api, tmp_path) as parts:
 
             def found() -> dict[str, float]:
-                text = parts.metrics()().decode()
+                text = Exposition(parts.collect).prepare()().decode()
                 rows = (line.rpartition(" ") for line in text.splitlines() if line.startswith("gigaslice_"))
                 return {name: float(value) for name, _, value in rows}
 

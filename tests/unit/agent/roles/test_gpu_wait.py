@@ -12,6 +12,7 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import LogCapture
 
+from agent.config import Config
 from agent.roles import gpu_wait
 from agent.roles.gpu_wait import Bus, GpuWait
 from gigaslice.errors import MissingError
@@ -34,7 +35,8 @@ class Node:
 
     def __init__(self, *answers, bus=(NOTHING,), address=None):
         self.answers, self.buses, self.scans = list(answers), list(bus), 0
-        self.wait = GpuWait(self.scan, self.bus, interval=0.01, address=address, node="n", resource="r")
+        config = Config(scan_interval=0.01, metrics_address=address, node_name="n", resource="r")
+        self.wait = GpuWait(self.scan, self.bus, config)
 
     def scan(self):
         self.scans += 1
