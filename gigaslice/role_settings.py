@@ -28,7 +28,14 @@ from gigaslice.runtime.settings import Settings, setting
 if TYPE_CHECKING:
     from gigaslice.cluster.demand import ClusterUnits
 
-__all__ = ["ClusterRoleSettings", "NodeRoleSettings", "RoleSettings", "from_command_line", "load"]
+__all__ = [
+    "ClusterRoleSettings",
+    "NodeRoleSettings",
+    "RoleSettings",
+    "from_command_line",
+    "kubernetes_service",
+    "load",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,7 @@ def load(
 ) -> R:
     """The configuration of ROLE; see `gigaslice.runtime.settings.load`."""
     config = settings.load(role, flags, environ, mistakes=mistakes)
-    return replace(config, kubernetes_service=_kubernetes_service(environ))
+    return replace(config, kubernetes_service=kubernetes_service(environ))
 
 
 def from_command_line(role: type[R], known: argparse.Namespace) -> R:
@@ -111,7 +118,8 @@ def from_command_line(role: type[R], known: argparse.Namespace) -> R:
     return load(role, settings.flags_of(role, known), settings.environment(), mistakes=known.mistakes)
 
 
-def _kubernetes_service(environ: Mapping[str, str]) -> str:
+def kubernetes_service(environ: Mapping[str, str]) -> str:
+    """Host and port of the API server, "host:port" as the kubelet tells every container; empty outside of one."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
     usable = host and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) <= 65535
     return f"{host}:{port}" if usable else ""

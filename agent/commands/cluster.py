@@ -36,6 +36,7 @@ from gigaslice.kubeapi.cluster_objects import (
     unread_gpu_pod,
 )
 from gigaslice.model import AnnotationRights, Pod
+from gigaslice.role_settings import kubernetes_service
 from gigaslice.text import plain
 from gigaslice.views.collect import WaitingSince
 
@@ -97,11 +98,7 @@ def target(
     if server:
         return Target(_of_server(server), f"--server {server}")
     path = _kubeconfig(kubeconfig, environment, home or Path.home())
-    host, port = (
-        environment.get("KUBERNETES_SERVICE_HOST", ""),
-        environment.get("KUBERNETES_SERVICE_PORT", "443"),
-    )
-    access, whence = find_access(path, f"{host}:{port}" if host else "", context=context)
+    access, whence = find_access(path, kubernetes_service(environment), context=context)
     if access is None:
         raise ConfigError([f"no cluster: {whence}, no $KUBECONFIG and no ~/.kube/config; name one of them"])
     return Target(access, whence, _namespace(path, context) if path else "default")

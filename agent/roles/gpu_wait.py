@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from gigaslice.runtime.http_server import endpoints
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.metrics import Values
+from gigaslice.runtime.role_start import set_at_signals
 from gigaslice.runtime.tasks import run_together
 from gigaslice.runtime.time_limit import set_within
 
@@ -164,10 +164,7 @@ class GpuWait(Generic[T]):
     ) -> T | None:
         if first is not None:
             self._log_reason(first)
-        stop, found = asyncio.Event(), list[T]()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        stop, found = set_at_signals(asyncio.Event()), list[T]()
 
         async def search() -> None:
             answer = await self._first(scanning, stop, exits=exits) if scanning else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 
 import vcuda
 from agent.config import Config, socket_name
@@ -27,8 +26,8 @@ from agent.roles.node_parts import build
 from agent.roles.standby import Standby
 from gigaslice.errors import GigasliceError, LockedError
 from gigaslice.runtime import logs
-from gigaslice.runtime.failures import catch_all
 from gigaslice.runtime.heap import one_arena
+from gigaslice.runtime.role_start import set_at_signals, start_log
 from gigaslice.runtime.tasks import LEAVE_SECONDS, lasting, leave_within, run_together
 
 __all__ = ["run"]
@@ -41,9 +40,7 @@ def run(config: Config) -> None:
     """Runs the agent until SIGTERM or SIGINT. Raises a GigasliceError, or a vcuda error, that says why it cannot."""
     one_arena()
     os.umask(_UMASK)
-    logs.set_up(config.log_level, config.log_format)
-    log = logs.get_logger("node")
-    catch_all(log)
+    log = start_log("node", config.log_level, config.log_format, config.warnings)
     found = discovery.find(config)
     if found is None:
         log.info("stopped")
@@ -78,8 +75,6 @@ def run(config: Config) -> None:
 def _log_start(config: Config, gpus: InventoryHolder) -> None:
     log = logs.get_logger("node")
     log.info("starting", version=vcuda.__version__, resource=config.resource, inventory=config.inventory)
-    for sentence in config.warnings:
-        log.warning("configuration", detail=sentence)
     for sentence in gpus.now.warnings:
         log.warning("discovery", detail=sentence)
     for gpu in gpus.now.gpus:
@@ -121,8 +116,7 @@ async def _serve(config: Config, source: Source, gpus: InventoryHolder, store: S
         stop.set()
 
     parts = build(config, source, gpus, store, renew)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    set_at_signals(stop)
     lead = socket_name(parts.servicer.provider.resource)
     running = {
         "registration": run_beside(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from pathlib import Path
 
 from agent.config import Config
@@ -22,6 +21,7 @@ from gigaslice.errors import LockedError
 from gigaslice.runtime.http_server import endpoints
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.metrics import Values
+from gigaslice.runtime.role_start import set_at_signals
 from gigaslice.runtime.tasks import run_together
 from gigaslice.runtime.time_limit import set_within
 
@@ -53,9 +53,7 @@ class Standby:
 
     async def _run(self, first: LockedError) -> bool:
         self._log.info("standing by", detail=str(first))
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        stop = set_at_signals(asyncio.Event())
         opened: list[bool] = []
 
         async def watch() -> None:

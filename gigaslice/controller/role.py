@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import signal
 import uuid
 
 from gigaslice.controller.config import ControllerConfig
@@ -18,7 +17,7 @@ from gigaslice.errors import MissingError
 from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.runtime import logs
-from gigaslice.runtime.failures import catch_all
+from gigaslice.runtime.role_start import set_at_signals, start_log, until
 from gigaslice.runtime.tasks import lasting, run_together
 
 __all__ = ["run"]
@@ -29,11 +28,7 @@ _AGENT = "gigaslice-controller"
 def run(config: ControllerConfig) -> None:
     """Runs the controller until SIGTERM or SIGINT. Raises a GigasliceError that says why it cannot."""
     os.umask(0o077)
-    logs.set_up(config.log_level, config.log_format)
-    log = logs.get_logger("controller")
-    catch_all(log)
-    for sentence in config.warnings:
-        log.warning("configuration", detail=sentence)
+    log = start_log("controller", config.log_level, config.log_format, config.warnings)
     asyncio.run(_serve(config))
     log.info("stopped")
 
@@ -43,19 +38,13 @@ async def _serve(config: ControllerConfig) -> None:
     access, origin = find_access(config.kubeconfig, config.kubernetes_service)
     if access is None:
         raise MissingError(f"no API server: {origin}")
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = set_at_signals(asyncio.Event())
     identity = f"{config.identity or platform.node()}_{uuid.uuid4().hex[:8]}"
     log.info("starting", server=str(access), access=origin, identity=identity)
     async with KubeClient(access, _AGENT) as client:
         parts = ControllerParts(client, config, identity)
-
-        async def until_stopped() -> None:
-            await stop.wait()
-
         running = {
-            "signals": until_stopped(),
+            "signals": until(stop),
             **{name: part() for name, part in parts.essential.items()},
             **{name: lasting(name, part) for name, part in parts.restarted.items()},
         }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,10 +44,10 @@ from gigaslice.dataset_node.tasks.uses import DatasetUses
 from gigaslice.errors import GigasliceError
 from gigaslice.kubeapi.access import find_access
 from gigaslice.runtime import logs
-from gigaslice.runtime.failures import catch_all
 from gigaslice.runtime.heap import keep_small, one_arena
 from gigaslice.runtime.http_server import endpoints
 from gigaslice.runtime.metrics import Values
+from gigaslice.runtime.role_start import set_at_signals, start_log, until
 from gigaslice.runtime.tasks import lasting, run_together
 from gigaslice.runtime.time_limit import within
 
@@ -170,7 +169,7 @@ class DatasetService:
             await run_together(
                 "stop",
                 {
-                    "stop": _until(stop),
+                    "stop": until(stop),
                     "csi": lasting("csi", self.csi.run),
                     "gate": lasting("gate", self.gate.run),
                     "control": lasting("control", self.control.run),
@@ -262,10 +261,6 @@ def _admit(allowed: tuple[str, ...], spec: SourceSpec) -> None:
         )
 
 
-async def _until(stop: asyncio.Event) -> None:
-    await stop.wait()
-
-
 def _remove_empty(directory: Path) -> None:
     for one in (directory, directory.parent):
         with contextlib.suppress(OSError):
@@ -280,21 +275,15 @@ def without_links(settings: DatasetSettings) -> DatasetSettings:
 def run(settings: DatasetSettings, version: str) -> None:
     """Runs the service until SIGTERM or SIGINT. VERSION: of this program."""
     one_arena()
-    logs.set_up(settings.log_level, settings.log_format)
-    log = logs.get_logger("dataset")
-    catch_all(log)
+    log = start_log("dataset", settings.log_level, settings.log_format, settings.warnings)
     settings = without_links(settings)
-    for sentence in settings.warnings:
-        log.warning("configuration", detail=sentence)
     log.info("starting", version=version, state_dir=str(settings.state_dir))
     asyncio.run(_run(settings, version))
     log.info("stopped")
 
 
 async def _run(settings: DatasetSettings, version: str) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = set_at_signals(asyncio.Event())
     seams = node_seams(settings)
     async with _cluster(settings, version) as side:
         made = DatasetService(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import platform
-import signal
 import time
 from datetime import datetime, timezone
 from typing import Any
@@ -35,10 +34,10 @@ from gigaslice.kubeapi.informer import Informer
 from gigaslice.model import Pod
 from gigaslice.runtime import logs
 from gigaslice.runtime.event_loop import run_quickly
-from gigaslice.runtime.failures import catch_all
 from gigaslice.runtime.http_server import endpoints
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.metrics import Values
+from gigaslice.runtime.role_start import set_at_signals, start_log
 from gigaslice.runtime.tasks import run_together
 from gigaslice.scheduler.binding import Binder
 from gigaslice.scheduler.datasets import DatasetIndex
@@ -268,22 +267,16 @@ class SchedulerService:
 
 def run(settings: SchedulerSettings, version: str) -> None:
     """Runs the service until SIGTERM or SIGINT. VERSION: for the User-Agent header."""
-    logs.set_up(settings.log_level, settings.log_format)
-    log = logs.get_logger("scheduler")
-    catch_all(log)
+    log = start_log("scheduler", settings.log_level, settings.log_format, settings.warnings)
     access, whence = find_access(settings.kubeconfig, settings.kubernetes_service)
     if access is None:
         raise MissingError(f"no access to the API server: {whence}")
     log.info("starting", version=version, server=str(access), credentials=whence)
-    for sentence in settings.warnings:
-        log.warning("configuration", detail=sentence)
     run_quickly(_run(settings, access, version))
     log.info("stopped")
 
 
 async def _run(settings: SchedulerSettings, access: Access, version: str) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = set_at_signals(asyncio.Event())
     async with KubeClient(access, f"gigaslice-scheduler/{version}") as client:
         await SchedulerService(settings, client).run(stop)
