@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from agent.cli._shared import OK, SETTINGS_DESCRIPTION
+from gigaslice.controller.config import ControllerConfig
 from gigaslice.role_settings import from_command_line
 from gigaslice.runtime.settings import add_flags
 
@@ -15,15 +16,11 @@ SETTINGS = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds every setting of the controller."""
-    from gigaslice.controller.config import ControllerConfig
-
     add_flags(parser, ControllerConfig)
 
 
 def run(known: argparse.Namespace) -> int:
     """Runs the controller until it is asked to end."""
-    from gigaslice.controller.config import ControllerConfig
-
     config = from_command_line(ControllerConfig, known)
     from gigaslice.controller import role
 

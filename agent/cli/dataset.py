@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import vcuda
 from agent.cli import _dataset, _packages
 from agent.cli._shared import OK, SETTINGS_DESCRIPTION
+from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.errors import ConfigError
 from gigaslice.role_settings import from_command_line
 from gigaslice.runtime.settings import add_flags
@@ -33,8 +34,6 @@ SETTINGS = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the settings of the service, and the subcommands."""
-    from gigaslice.dataset_node.settings import DatasetSettings
-
     add_flags(parser, DatasetSettings)
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
     for found in sorted(pkgutil.iter_modules(_dataset.__path__), key=lambda one: one.name):
@@ -55,8 +54,6 @@ def run(known: argparse.Namespace) -> int:
         raise ConfigError(known.mistakes)
     if command is not None:
         return command.run(known)
-    from gigaslice.dataset_node.settings import DatasetSettings
-
     config = from_command_line(DatasetSettings, known)
     from gigaslice.dataset_node import service
 

@@ -8,6 +8,7 @@ import vcuda
 from agent.cli._shared import OK, SETTINGS_DESCRIPTION
 from gigaslice.role_settings import from_command_line
 from gigaslice.runtime.settings import add_flags
+from gigaslice.scheduler.settings import SchedulerSettings
 
 HELP = "decide for a kube-scheduler which node and which GPUs a pod gets"
 DESCRIPTION = SETTINGS_DESCRIPTION
@@ -16,15 +17,11 @@ SETTINGS = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds every setting of the service."""
-    from gigaslice.scheduler.settings import SchedulerSettings
-
     add_flags(parser, SchedulerSettings)
 
 
 def run(known: argparse.Namespace) -> int:
     """Runs the service until it is asked to end."""
-    from gigaslice.scheduler.settings import SchedulerSettings
-
     config = from_command_line(SchedulerSettings, known)
     from gigaslice.scheduler import service
 
