@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 from gigaslice.kube.fields import object_at
 from gigaslice.kube.json_text import read_json
-from gigaslice.kube.quantity import whole
-from gigaslice.model import ContainerKind, CsiVolume, Pod, PodContainer
+from gigaslice.kube.pod_fields import ContainerFields, containers_in, count_of, object_in, objects_in
+from gigaslice.model import CsiVolume, Pod, PodContainer
 
 __all__ = ["Change", "Gone", "PodList", "parse_change", "parse_list", "parse_pod", "unread_pod"]
 
@@ -87,25 +87,23 @@ def parse_change(line: bytes) -> Change:
 
 def parse_pod(document: Mapping[str, Any]) -> Pod:
     """The Pod of a document. Raises ValueError for what is none."""
-    metadata, spec, status = (_object(document, key) for key in ("metadata", "spec", "status"))
-    init = [
-        _container(one, ContainerKind.SIDECAR if one.get("restartPolicy") == "Always" else ContainerKind.INIT)
-        for one in _objects(spec, "initContainers")
-    ]
+    metadata, spec, status = (object_in(document, key) for key in ("metadata", "spec", "status"))
     return Pod(
         namespace=_matched(metadata, "namespace", _LABEL),
         name=_matched(metadata, "name", _NAME),
         uid=_matched(metadata, "uid", _UID),
         annotations={
             key: value
-            for key, value in _object(metadata, "annotations").items()
+            for key, value in object_in(metadata, "annotations", "metadata.").items()
             if key != _NOISE
             and isinstance(value, str)
             and len(value) <= (_MAX_OURS if key.startswith(_OURS) else _MAX_ANNOTATION)
         },
-        containers=(*init, *(_container(one, ContainerKind.APP) for one in _objects(spec, "containers"))),
+        containers=tuple(map(_container, containers_in(spec))),
         phase=_phase(status.get("phase")),
-        controlled=any(owner.get("controller") is True for owner in _objects(metadata, "ownerReferences")),
+        controlled=any(
+            owner.get("controller") is True for owner in objects_in(metadata, "ownerReferences", "metadata.")
+        ),
         ending=metadata.get("deletionTimestamp") is not None,
         node=_short(spec, "nodeName"),
         scheduler=_short(spec, "schedulerName"),
@@ -165,25 +163,6 @@ def _key(metadata: Mapping[str, Any]) -> tuple[str, str] | None:
     return (namespace, name) if isinstance(namespace, str) and isinstance(name, str) else None
 
 
-def _object(document: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The object at KEY; one that is missing or null is empty, as Go's decoders have it."""
-    found = document.get(key)
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{key} is no object")
-    return found
-
-
-def _objects(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    found = document.get(key)
-    if found is None:
-        return []
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise ValueError(f"{key} is no list of objects")
-    return found
-
-
 def _matched(document: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
     found = document.get(key)
     if not isinstance(found, str) or not pattern.fullmatch(found):
@@ -224,11 +203,15 @@ def _pod_or_unread(document: dict[str, Any]) -> Pod | None:
         return unread_pod(document)
 
 
-def _container(document: Mapping[str, Any], kind: ContainerKind) -> PodContainer:
-    resources = _object(document, "resources")
-    asked = {**_object(resources, "requests"), **_object(resources, "limits")}
-    counts = {name: count for name, value in asked.items() if "/" in name and (count := _count(value)) > 0}
-    return PodContainer(_matched(document, "name", _LABEL), kind, counts)
+def _container(fields: ContainerFields) -> PodContainer:
+    """What is no quantity counts as none: what another vendor's resource says must not hide the pod from us."""
+    asked = {**fields.requests, **fields.limits}
+    counts = {
+        name: count
+        for name, quantity in asked.items()
+        if "/" in name and (count := count_of(quantity) or 0) > 0
+    }
+    return PodContainer(_matched(fields.document, "name", _LABEL), fields.kind, counts)
 
 
 def _claims(spec: Mapping[str, Any]) -> bool:
@@ -245,18 +228,18 @@ def _csi_volumes(spec: Mapping[str, Any]) -> tuple[CsiVolume, ...]:
     try:
         found = [
             (name, csi, driver)
-            for one in _objects(spec, "volumes")
-            if (csi := _object(one, "csi"))
+            for one in objects_in(spec, "volumes")
+            if (csi := object_in(one, "csi"))
             and (name := _short(one, "name"))
             and (driver := _short(csi, "driver"))
         ]
         mounts = [
             (
                 _short(container, "name"),
-                {_short(mount, "name") for mount in _objects(container, "volumeMounts")},
+                {_short(mount, "name") for mount in objects_in(container, "volumeMounts")},
             )
             for kind in (("initContainers", "containers") if found else ())
-            for container in _objects(spec, kind)
+            for container in objects_in(spec, kind)
         ]
         return tuple(
             CsiVolume(
@@ -264,21 +247,13 @@ def _csi_volumes(spec: Mapping[str, Any]) -> tuple[CsiVolume, ...]:
                 driver=driver,
                 attributes={
                     key: value
-                    for key, value in list(_object(csi, "volumeAttributes").items())[:_MAX_ATTRIBUTES]
+                    for key, value in list(object_in(csi, "volumeAttributes").items())[:_MAX_ATTRIBUTES]
                     if isinstance(value, str) and len(value) <= _MAX_ANNOTATION
                 },
-                secret=_short(_object(csi, "nodePublishSecretRef"), "name"),
+                secret=_short(object_in(csi, "nodePublishSecretRef"), "name"),
                 mounted_by=tuple(container for container, names in mounts if name in names),
             )
             for name, csi, driver in found
         )
     except ValueError:
         return ()
-
-
-def _count(quantity: object) -> int:
-    """0 for what is no quantity: what another vendor's resource says must not hide the pod from us."""
-    try:
-        return whole(quantity)
-    except ValueError:
-        return 0

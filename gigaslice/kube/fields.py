@@ -1,7 +1,7 @@
 """Fields of JSON documents that others wrote, each of the type that it should have. Pure.
 
 A field that is missing or of another type reads as an empty one: a status or a label that cannot be understood must not
-hide the object around it. `gigaslice.kube.decode` reads pods with rules of its own, which refuse such a field.
+hide the object around it. Pods are read by `gigaslice.kube.pod_fields`, which refuses such a field.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from gigaslice.cluster.demand import asks_for_gpus
+from gigaslice.webhook.admission_pod import AdmissionPod, ContainerRequest
 from gigaslice.webhook.facts import AdmissionFacts
-from gigaslice.webhook.pod_shape import ContainerRequest, PodShape
 
 __all__ = ["DEFAULT_SCHEDULER", "patch_of", "raw_units", "shares_beside_others"]
 
@@ -19,18 +19,18 @@ DEFAULT_SCHEDULER = "default-scheduler"
 """What the API server writes into pods that choose no scheduler."""
 
 
-def patch_of(shape: PodShape, facts: AdmissionFacts) -> list[dict[str, Any]]:
+def patch_of(admission: AdmissionPod, facts: AdmissionFacts) -> list[dict[str, Any]]:
     """Returns what to add to a pod's document, as operations of a JSON Patch; empty where nothing is missing."""
     patch: list[dict[str, Any]] = []
-    for container in shape.asking:
+    for container in admission.asking:
         for name, count in raw_units(container, facts).items():
             for field in ("limits", "requests") if container.has_requests else ("limits",):
                 path = f"{container.path}/resources/{field}/{name.replace('/', '~1')}"
                 patch.append({"op": "add", "path": path, "value": str(count)})
-    chosen = shape.scheduler or DEFAULT_SCHEDULER
+    chosen = admission.pod.scheduler or DEFAULT_SCHEDULER
     # No scheduler handles a pod that is bound already; its agent chooses the GPUs, as without a scheduler of ours.
-    free = chosen == DEFAULT_SCHEDULER != facts.scheduler and not shape.node
-    if free and asks_for_gpus(shape.pod, facts.units):
+    free = chosen == DEFAULT_SCHEDULER != facts.scheduler and not admission.pod.node
+    if free and asks_for_gpus(admission.pod, facts.units):
         patch.append({"op": "add", "path": "/spec/schedulerName", "value": facts.scheduler})
     return patch
 

@@ -24,9 +24,9 @@ from gigaslice.model.options import (
 )
 from gigaslice.text import plain
 from gigaslice.units import parse_bytes
+from gigaslice.webhook.admission_pod import AdmissionPod, ContainerRequest
 from gigaslice.webhook.complete import DEFAULT_SCHEDULER, raw_units, shares_beside_others
 from gigaslice.webhook.facts import AdmissionFacts
-from gigaslice.webhook.pod_shape import ContainerRequest, PodShape
 
 __all__ = ["SHARE_BESIDE_OTHERS", "Findings", "findings"]
 
@@ -53,31 +53,31 @@ class Findings:
         return len(self.mistakes) >= _ENOUGH
 
 
-def findings(shape: PodShape, facts: AdmissionFacts, completed: bool) -> Findings:
+def findings(admission: AdmissionPod, facts: AdmissionFacts, completed: bool) -> Findings:
     """Looks for mistakes in a pod.
 
     Args:
-        shape: The pod, as the API server sent it.
+        admission: The pod, as the API server sent it.
         facts: What is known of the cluster.
         completed: Whether the pod has passed `patch_of`, so that raw units and scheduler must be there.
     """
     found = Findings()
-    if not shape.asking:
+    if not admission.asking:
         return found
-    if ASSIGNMENT in shape.annotations:
+    if ASSIGNMENT in admission.pod.annotations:
         found.mistakes.append(f"{ASSIGNMENT} is written by the scheduler; leave it out")
-    for container in shape.asking:
+    for container in admission.asking:
         if found.enough:
             break
         _names(container, facts, found)
         _counts(container, found)
         _shares(container, facts, found)
-    _annotations(shape, found)
-    _route(shape, facts, completed, found)
+    _annotations(admission, found)
+    _route(admission, facts, completed, found)
     if not found.mistakes:
-        _demand(shape, facts, found)
+        _demand(admission, facts, found)
     if not found.mistakes:
-        _size(shape, facts, found)
+        _size(admission, facts, found)
     return found
 
 
@@ -168,10 +168,10 @@ def _shares(container: ContainerRequest, facts: AdmissionFacts, found: Findings)
         )
 
 
-def _annotations(shape: PodShape, found: Findings) -> None:
+def _annotations(admission: AdmissionPod, found: Findings) -> None:
     """Names under our prefix that mean nothing."""
-    containers = shape.container_names
-    for key in sorted(shape.annotations):
+    containers = admission.container_names
+    for key in sorted(admission.pod.annotations):
         if found.enough:
             return
         if not key.startswith(PREFIX) or key == ASSIGNMENT:
@@ -189,17 +189,17 @@ def _annotations(shape: PodShape, found: Findings) -> None:
             found.mistakes.append(f"annotation {plain(key)}: the pod has no such container; {hint}")
 
 
-def _route(shape: PodShape, facts: AdmissionFacts, completed: bool, found: Findings) -> None:
+def _route(admission: AdmissionPod, facts: AdmissionFacts, completed: bool, found: Findings) -> None:
     """Ways past our scheduler, for a pod that names a class."""
-    classed = [one for one in shape.asking if one.classes]
+    classed = [one for one in admission.asking if one.classes]
     if not classed:
         return
-    if shape.node:
+    if admission.pod.node:
         found.mistakes.append(
             "a pod that names a GPU class is bound by the scheduler, which chooses its GPUs; leave spec.nodeName out, "
             "and write a nodeSelector such as kubernetes.io/hostname where it must be that node"
         )
-    chosen = shape.scheduler or DEFAULT_SCHEDULER
+    chosen = admission.pod.scheduler or DEFAULT_SCHEDULER
     if chosen != facts.scheduler and (completed or chosen != DEFAULT_SCHEDULER):
         found.mistakes.append(
             f'schedulerName "{plain(chosen)}" does not see GPU classes and would bind the pod to any node; write '
@@ -229,19 +229,19 @@ def _slices(container: ContainerRequest, facts: AdmissionFacts) -> int:
     return sum(count or 0 for name, count in container.counts.items() if facts.units.is_memory(name))
 
 
-def _demand(shape: PodShape, facts: AdmissionFacts, found: Findings) -> None:
+def _demand(admission: AdmissionPod, facts: AdmissionFacts, found: Findings) -> None:
     """What the scheduler would refuse whatever the nodes have: annotations that contradict each other or the counts."""
-    demand = demand_of(shape.pod, facts.classes, facts.units)
+    demand = demand_of(admission.pod, facts.classes, facts.units)
     if isinstance(demand, Refusal):
         found.mistakes.append(demand.text)
 
 
-def _size(shape: PodShape, facts: AdmissionFacts, found: Findings) -> None:
+def _size(admission: AdmissionPod, facts: AdmissionFacts, found: Findings) -> None:
     """What no node has, even empty: a warning where nodes may come, or where there is nothing of the kind at all."""
     if not facts.nodes:
         return
-    annotations = annotations_by_container(shape.annotations)
-    for container in shape.asking:
+    annotations = annotations_by_container(admission.pod.annotations)
+    for container in admission.asking:
         if found.enough:
             return
         for much, most, what in _measures(container, annotations(container.name), facts):

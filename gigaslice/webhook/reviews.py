@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gigaslice.errors import InputError
+from gigaslice.kube.pod_fields import FieldError
 from gigaslice.text import plain
+from gigaslice.webhook.admission_pod import AdmissionPod, read_admission_pod
 from gigaslice.webhook.complete import patch_of
 from gigaslice.webhook.facts import AdmissionFacts
 from gigaslice.webhook.mistakes import findings
-from gigaslice.webhook.pod_shape import PodShape, ShapeError, pod_shape
 
 __all__ = [
     "PodReview",
@@ -48,10 +49,10 @@ class ReviewAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PodReview:
-    """A question. uid: to be sent back. shape: the pod that is about to be made; None where none is made."""
+    """A question. uid: to be sent back. pod: the pod that is about to be made; None where none is made."""
 
     uid: str
-    shape: PodShape | None
+    pod: AdmissionPod | None
 
 
 def read_review(document: object) -> PodReview:
@@ -78,8 +79,8 @@ def read_review(document: object) -> PodReview:
     if not isinstance(pod, dict):
         raise ReviewError("request.object must be the pod")
     try:
-        return PodReview(uid, pod_shape(pod))
-    except ShapeError as error:
+        return PodReview(uid, read_admission_pod(pod))
+    except FieldError as error:
         raise ReviewError(f"request.object: {plain(str(error))}") from error
 
 
@@ -96,17 +97,17 @@ def write_review(uid: str, answer: ReviewAnswer) -> dict[str, Any]:
     return {"apiVersion": _API, "kind": "AdmissionReview", "response": response}
 
 
-def answer_mutate(shape: PodShape, facts: AdmissionFacts) -> ReviewAnswer:
+def answer_mutate(admission: AdmissionPod, facts: AdmissionFacts) -> ReviewAnswer:
     """Completes a pod, or refuses it for what no completion mends; warnings are left to the second question."""
-    found = findings(shape, facts, completed=False)
+    found = findings(admission, facts, completed=False)
     if found.mistakes:
         return ReviewAnswer(_sentence(found.mistakes))
-    return ReviewAnswer(patch=tuple(patch_of(shape, facts)))
+    return ReviewAnswer(patch=tuple(patch_of(admission, facts)))
 
 
-def answer_validate(shape: PodShape, facts: AdmissionFacts) -> ReviewAnswer:
+def answer_validate(admission: AdmissionPod, facts: AdmissionFacts) -> ReviewAnswer:
     """Checks a pod as it is going to be stored, after everything that changes pods."""
-    found = findings(shape, facts, completed=True)
+    found = findings(admission, facts, completed=True)
     return ReviewAnswer(_sentence(found.mistakes), tuple(map(plain, dict.fromkeys(found.warnings))))
 
 

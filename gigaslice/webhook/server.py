@@ -13,8 +13,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gigaslice.text import plain
+from gigaslice.webhook.admission_pod import AdmissionPod
 from gigaslice.webhook.facts import AdmissionFacts
-from gigaslice.webhook.pod_shape import PodShape
 from gigaslice.webhook.reviews import (
     ReviewAnswer,
     ReviewError,
@@ -40,7 +40,7 @@ def routes(
         count: Called after every answer with the path and whether the pod was allowed.
     """
 
-    def endpoint(path: str, decide: Callable[[PodShape, AdmissionFacts], ReviewAnswer]) -> web.RouteDef:
+    def endpoint(path: str, decide: Callable[[AdmissionPod, AdmissionFacts], ReviewAnswer]) -> web.RouteDef:
         async def handle(request: web.Request) -> web.Response:
             known = facts()
             if not known.synced:
@@ -49,7 +49,7 @@ def routes(
                 review = read_review(orjson.loads(await _body(request)))
             except (ReviewError, ValueError) as error:
                 return web.Response(status=400, text=str(error))
-            answer = ReviewAnswer() if review.shape is None else decide(review.shape, known)
+            answer = ReviewAnswer() if review.pod is None else decide(review.pod, known)
             count(path, not answer.message)
             body = orjson.dumps(write_review(review.uid, answer))
             return web.Response(body=body, content_type="application/json")

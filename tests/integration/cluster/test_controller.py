@@ -30,8 +30,8 @@ from gigaslice.kubeapi.client import KubeClient
 from gigaslice.model import Gpu, Topology
 from gigaslice.role_settings import load
 from gigaslice.runtime.metrics import Exposition
+from gigaslice.webhook.admission_pod import read_admission_pod
 from gigaslice.webhook.complete import patch_of
-from gigaslice.webhook.pod_shape import pod_shape
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer, Fault
 
@@ -359,7 +359,8 @@ def test_renamed_resources_count_and_stand_for_classes(api: ApiServer, tmp_path:
             assert {one.name for one in parts.feed.pods.values()} == {"slices", "whole"}
             asks = {"limits": {"gpuclass.gigaslice.io/nvidia.h100": "1"}}
             patch = patch_of(
-                pod_shape({"spec": {"containers": [{"name": "c", "resources": asks}]}}), parts.facts()
+                read_admission_pod({"spec": {"containers": [{"name": "c", "resources": asks}]}}),
+                parts.facts(),
             )
             path = "/spec/containers/0/resources/limits/example.com~1gpu"
             assert {"op": "add", "path": path, "value": "1"} in patch

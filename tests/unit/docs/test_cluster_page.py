@@ -11,9 +11,9 @@ import yaml
 
 from gigaslice.classes.automatic import class_name
 from gigaslice.classes.resource_class import parse_resource_class
+from gigaslice.webhook.admission_pod import read_admission_pod
 from gigaslice.webhook.complete import patch_of
 from gigaslice.webhook.facts import AdmissionFacts
-from gigaslice.webhook.pod_shape import pod_shape
 from gigaslice.webhook.reviews import answer_mutate
 from tests.unit.docs.test_docs import ROOT, fences
 from tests.unit.manifests.test_cluster_chart import chart, one_of, rights
@@ -72,8 +72,8 @@ def test_the_page_names_everything_that_an_account_may_touch(account):
 def test_admission_takes_every_pod():
     assert len(of("Pod")) == 4
     for pod in of("Pod"):
-        assert not answer_mutate(pod_shape(pod), FACTS).message
-        assert patch_of(pod_shape(pod), FACTS), "the examples are the short form"
+        assert not answer_mutate(read_admission_pod(pod), FACTS).message
+        assert patch_of(read_admission_pod(pod), FACTS), "the examples are the short form"
 
 
 def test_the_lines_for_an_own_scheduler_are_those_of_the_chart():

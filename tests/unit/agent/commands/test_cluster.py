@@ -145,7 +145,10 @@ def test_a_node_and_a_pod_that_cannot_be_read_end_no_command(gpus, api, capsys):
     for words in (("nodes",), ("top",), ("explain", "pod", "pod-waits", "-n", "team")):
         code, out, err = run(api, capsys, *words)
         assert code == 0, err
-        assert "pod team/odd cannot be read, so node node-a gets nothing new: annotations is no object" in err
+        assert (
+            "pod team/odd cannot be read, so node node-a gets nothing new: metadata.annotations must be an object"
+            in err
+        )
     assert "node-a: a pod on the node cannot be read" in out
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gigaslice.cluster.demand import ClusterUnits
 from gigaslice.model import AnnotationRights
-from gigaslice.webhook.complete import patch_of as patch_of_shape
+from gigaslice.webhook.admission_pod import read_admission_pod
+from gigaslice.webhook.complete import patch_of as patch_of_pod
 from gigaslice.webhook.mistakes import SHARE_BESIDE_OTHERS, findings
-from gigaslice.webhook.pod_shape import pod_shape
 from gigaslice.webhook.reviews import (
     ReviewError,
     answer_mutate,
@@ -44,7 +44,7 @@ def applied(document, patch):
 
 
 def patch_of(document, known):
-    return patch_of_shape(pod_shape(document), known)
+    return patch_of_pod(read_admission_pod(document), known)
 
 
 def completed(document, known=FACTS):
@@ -58,13 +58,13 @@ def units(document, field="containers", number=0):
 
 def said(document, known=FACTS):
     """Mistakes as the author sees them, at whichever of the two questions they come up first."""
-    first = answer_mutate(pod_shape(document), known)
-    return first.message or answer_validate(pod_shape(completed(document, known)), known).message
+    first = answer_mutate(read_admission_pod(document), known)
+    return first.message or answer_validate(read_admission_pod(completed(document, known)), known).message
 
 
 def warned(document, known=FACTS):
     assert not said(document, known)
-    return answer_validate(pod_shape(completed(document, known)), known).warnings
+    return answer_validate(read_admission_pod(completed(document, known)), known).warnings
 
 
 def test_annotations_that_nobody_has_checked_are_refused_with_a_sentence():
@@ -247,7 +247,7 @@ def test_a_class_cannot_go_past_our_scheduler(spec, sentence):
 
 def test_a_pod_that_was_not_completed_is_refused():
     """Our first question was not asked, or another webhook took away what was added."""
-    found = findings(pod_shape(pod(h100(2))), FACTS, completed=True).mistakes
+    found = findings(read_admission_pod(pod(h100(2))), FACTS, completed=True).mistakes
     assert [one for one in found if "needs gigaslice.io/gpu: 2 beside it" in one]
     assert [one for one in found if "default-scheduler" in one]
 
@@ -270,7 +270,7 @@ def test_all_mistakes_are_said_at_once():
 ])  # fmt: skip
 def test_only_so_many_mistakes_are_looked_for(document):
     """A pod of 3 MiB may have a hundred thousand, and each is compared with every name that there is."""
-    found = findings(pod_shape(document), FACTS, completed=True)
+    found = findings(read_admission_pod(document), FACTS, completed=True)
     assert 20 <= len(found.mistakes) <= 21
 
 
@@ -390,11 +390,11 @@ def question(document, uid="u-1", operation="CREATE"):
 def test_an_answer_carries_the_patch_or_the_sentence():
     document = pod(h100())
     review = read_review(question(document))
-    assert review.shape is not None
-    response = write_review(review.uid, answer_mutate(review.shape, FACTS))["response"]
+    assert review.pod is not None
+    response = write_review(review.uid, answer_mutate(review.pod, FACTS))["response"]
     assert (response["uid"], response["allowed"], response["patchType"]) == ("u-1", True, "JSONPatch")
     assert applied(document, json.loads(base64.b64decode(response["patch"]))) == completed(document)
-    refused = write_review("u-1", answer_mutate(pod_shape(pod(h100(0))), FACTS))["response"]
+    refused = write_review("u-1", answer_mutate(read_admission_pod(pod(h100(0))), FACTS))["response"]
     assert not refused["allowed"] and "patch" not in refused and refused["status"]["code"] == 422
 
 
@@ -402,13 +402,13 @@ def test_an_answer_carries_the_patch_or_the_sentence():
 def test_a_pod_that_is_there_already_is_left_alone(operation):
     """Nothing that it asks for can be changed, and what our scheduler wrote on it would be a mistake in a new one."""
     document = pod(h100(0), annotations={"gigaslice.io/assignment": "{}"})
-    assert read_review(question(document, operation=operation)).shape is None
-    assert read_review(question(None, operation=operation)).shape is None
+    assert read_review(question(document, operation=operation)).pod is None
+    assert read_review(question(None, operation=operation)).pod is None
 
 
 def test_warnings_are_bounded():
     many = pod(*(asks(limits={f"gigaslice.io/vgpu-memory.{'x' * 300}{n}": 1}) for n in range(40)))
-    response = write_review("u", answer_validate(pod_shape(many), FACTS))["response"]
+    response = write_review("u", answer_validate(read_admission_pod(many), FACTS))["response"]
     assert response["allowed"] and sum(map(len, response["warnings"])) < 4096
 
 

@@ -78,10 +78,10 @@ def test_a_damaged_question_is_decided_or_refused_with_a_sentence(seed: int):
             assert str(error) and str(error).isprintable()
             outcomes["no question"] += 1
             continue
-        if review.shape is None:
+        if review.pod is None:
             outcomes["decided"] += 1
             continue
-        for answer in (answer_mutate(review.shape, FACTS), answer_validate(review.shape, FACTS)):
+        for answer in (answer_mutate(review.pod, FACTS), answer_validate(review.pod, FACTS)):
             response = orjson.loads(orjson.dumps(write_review(review.uid, answer)))["response"]
             assert response["allowed"] is (not answer.message) and answer.message.isprintable()
             if "patch" in response:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gigaslice.webhook.pod_shape import ShapeError, pod_shape
+from gigaslice.kube.pod_fields import FieldError
+from gigaslice.webhook.admission_pod import read_admission_pod
 from tests.unit.gigaslice.webhook.pods import h100, pod
 
 
@@ -12,20 +13,24 @@ def test_what_admission_decides_by_is_read():
     document = pod(
         h100(2), init=({**h100(), "restartPolicy": "Always"}, {}), annotations={"a": "b"}, nodeName="n"
     )
-    shape = pod_shape(document)
-    assert [(one.name, one.kind.value, one.path) for one in shape.asking] == [
+    admission = read_admission_pod(document)
+    assert [(container.name, container.kind.value, container.path) for container in admission.asking] == [
         ("i0", "sidecar", "/spec/initContainers/0"),
         ("c0", "app", "/spec/containers/0"),
     ]
-    assert shape.asking[1].classes == {"nvidia.h100": 2} and not shape.asking[1].only_requested
-    assert shape.container_names == {"c0", "i0", "i1"} and shape.annotations == {"a": "b"}
-    assert (shape.scheduler, shape.node, shape.pod.name) == ("default-scheduler", "n", "p-")
+    assert admission.asking[1].classes == {"nvidia.h100": 2} and not admission.asking[1].only_requested
+    assert admission.container_names == {"c0", "i0", "i1"} and admission.pod.annotations == {"a": "b"}
+    assert (admission.pod.scheduler, admission.pod.node, admission.pod.name) == (
+        "default-scheduler",
+        "n",
+        "p-",
+    )
 
 
 @pytest.mark.parametrize("document", [None, {}, {"metadata": None, "spec": {"containers": None}}])
 def test_what_is_missing_or_null_is_empty(document):
-    shape = pod_shape(document)
-    assert not shape.asking and not shape.annotations and shape.pod.namespace == "default"
+    admission = read_admission_pod(document)
+    assert not admission.asking and not admission.pod.annotations and admission.pod.namespace == "default"
 
 
 @pytest.mark.parametrize("document, sentence", [
@@ -48,13 +53,13 @@ def test_what_is_missing_or_null_is_empty(document):
      "spec.containers[0].resources.requests must be an object"),
 ])  # fmt: skip
 def test_a_field_of_another_type_is_refused_by_its_name(document, sentence):
-    with pytest.raises(ShapeError) as refused:
-        pod_shape(document)
+    with pytest.raises(FieldError) as refused:
+        read_admission_pod(document)
     assert str(refused.value) == sentence
 
 
 def test_a_value_that_is_no_quantity_counts_as_none():
     values = ("2", 2, "many", None, True, {}, 1e300)
     limits = {f"gigaslice.io/{number}": value for number, value in enumerate(values)}
-    (container,) = pod_shape(pod({"resources": {"limits": limits}})).asking
+    (container,) = read_admission_pod(pod({"resources": {"limits": limits}})).asking
     assert [count for count in container.counts.values() if count is not None] == [2, 2, 2**63 - 1]
