@@ -92,11 +92,11 @@ def _processes(uuid: str) -> dict[int, int] | None:
         return None
     with contextlib.suppress(pynvml.NVMLError):
         listed = [*listed, *pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)]
-    found: dict[int, int] = {}
+    used: dict[int, int] = {}
     for process in listed:
         if process.usedGpuMemory is not None:  # a process of both lists has the same number in both
-            found[process.pid] = max(found.get(process.pid, 0), process.usedGpuMemory)
-    return found
+            used[process.pid] = max(used.get(process.pid, 0), process.usedGpuMemory)
+    return used
 
 
 def _describe(index: int, handle: object) -> GpuDevice:

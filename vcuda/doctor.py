@@ -114,11 +114,11 @@ def check_managed() -> Finding:
 
 
 def _managed_finding(answer: Mapping[str, object]) -> Finding:
-    found = answer.get("managed")
-    if answer.get("init") != 0 or not isinstance(found, list) or not found:
+    managed = answer.get("managed")
+    if answer.get("init") != 0 or not isinstance(managed, list) or not managed:
         text = "CUDA does not start here, so concurrentManagedAccess of the GPUs is unknown"
         return Finding("warn", "host memory", text, "run vcuda doctor where programs run")
-    without = [index for index, value in enumerate(found) if not value]
+    without = [index for index, value in enumerate(managed) if not value]
     if not without:
         return Finding(
             "ok", "host memory", "all GPUs have concurrentManagedAccess: quotas may exceed the GPU"
@@ -259,14 +259,14 @@ def _check_container() -> Iterator[Finding]:
 
 
 def _check_program(command: str, search_path: str) -> Finding:
-    found = program.find_program(command, search_path)
-    if found is None:
+    path = program.find_program(command, search_path)
+    if path is None:
         return Finding("fail", "program", f"{command} was not found", "check PATH and its permissions")
-    if reason := program.why_not_preloaded(found):
+    if reason := program.preload_obstacle(path):
         return Finding(
-            "fail", "program", f"limits do not hold for {found}: {reason}", "run a program linked with glibc"
+            "fail", "program", f"limits do not hold for {path}: {reason}", "run a program linked with glibc"
         )
-    return Finding("ok", "program", f"the library can be preloaded into {found}")
+    return Finding("ok", "program", f"the library can be preloaded into {path}")
 
 
 def _run_probe(environment: Mapping[str, str] | None) -> dict[str, object]:

@@ -164,9 +164,9 @@ def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = (), *, wait: bool = Tr
         count = checked(read(raw_path, info, slots, room), f"cannot read the ledger {os.fspath(path)}")
         if count < room:
             break
-    known = {sizes.parse_uuid(gpu.uuid)[0]: gpu.uuid for gpu in gpus}
+    uuid_texts = {sizes.parse_uuid(gpu.uuid)[0]: gpu.uuid for gpu in gpus}
     raw_uuids = [bytes(ffi.buffer(info.uuid[i])) for i in range(info.gpu_count)]
-    uuids = tuple(known.get(raw, sizes.format_uuid(raw)) for raw in raw_uuids)
+    uuids = tuple(uuid_texts.get(raw, sizes.format_uuid(raw)) for raw in raw_uuids)
     processes = tuple(
         ProcessUsage(
             slot=slot.slot,
@@ -206,7 +206,7 @@ def ledger_owners(path: StrPath) -> tuple[tuple[int, int], ...]:
         lib.ledger_owners(path_bytes(path), array, lib.VC_MAX_SLOTS),
         f"cannot read the ledger {os.fspath(path)}",
     )
-    return tuple((one.slot, one.pid) for one in array[0:count])
+    return tuple((owner.slot, owner.pid) for owner in array[0:count])
 
 
 def trim_ledger(path: StrPath) -> bool:
@@ -227,14 +227,14 @@ def read_shares(path: StrPath, gpus: Sequence[GpuLimit] = (), *, wait: bool = Tr
         read(path_bytes(path), array, lib.VC_MAX_GPUS),
         f"cannot read the ledger {os.fspath(path)}",
     )
-    known = {sizes.parse_uuid(gpu.uuid)[0]: gpu.uuid for gpu in gpus}
-    found = {}
-    for each in array[0:count]:
-        raw = bytes(ffi.buffer(each.uuid))
-        found[known.get(raw) or sizes.format_uuid(raw)] = ShareUsage(
-            each.spent_us / 1e6, each.throttled_us / 1e6, each.flying, bool(each.waiting)
+    uuid_texts = {sizes.parse_uuid(gpu.uuid)[0]: gpu.uuid for gpu in gpus}
+    shares = {}
+    for usage in array[0:count]:
+        raw = bytes(ffi.buffer(usage.uuid))
+        shares[uuid_texts.get(raw) or sizes.format_uuid(raw)] = ShareUsage(
+            usage.spent_us / 1e6, usage.throttled_us / 1e6, usage.flying, bool(usage.waiting)
         )
-    return found
+    return shares
 
 
 class ShareReader:
@@ -245,7 +245,7 @@ class ShareReader:
         self._raw = sizes.parse_uuid(uuid)[0]
         self._file = -1
         self._array = ffi.new("struct vc_share_usage[]", lib.VC_MAX_GPUS)
-        self._columns = [(ffi.buffer(one.uuid), one) for one in self._array]
+        self._columns = [(ffi.buffer(usage.uuid), usage) for usage in self._array]
 
     def read(self) -> ShareUsage | None:
         """The use now; None: the ledger has no such GPU. Raises BusyError instead of waiting."""
@@ -255,9 +255,11 @@ class ShareReader:
         if count < 0:
             self.close()
             self._checked(count)
-        for uuid, one in self._columns[:count]:
+        for uuid, usage in self._columns[:count]:
             if uuid[:] == self._raw:
-                return ShareUsage(one.spent_us / 1e6, one.throttled_us / 1e6, one.flying, one.waiting != 0)
+                return ShareUsage(
+                    usage.spent_us / 1e6, usage.throttled_us / 1e6, usage.flying, usage.waiting != 0
+                )
         return None
 
     def close(self) -> None:

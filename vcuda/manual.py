@@ -26,11 +26,11 @@ def man_page(parser: argparse.ArgumentParser, version: str, exit_status: str) ->
         ".SH OPTIONS", *_options(parser),
         ".SH COMMANDS",
     ]  # fmt: skip
-    for word, help_text, one in _commands(parser):
-        lines += [f".SS {_roff(word)}", _roff(_usage(one)), ".PP", _roff(_sentence(help_text))]
-        if one.description and one.description != help_text:
-            lines.append(_roff(_sentence(one.description)))
-        lines += _options(one)
+    for word, help_text, subcommand in _commands(parser):
+        lines += [f".SS {_roff(word)}", _roff(_usage(subcommand)), ".PP", _roff(_sentence(help_text))]
+        if subcommand.description and subcommand.description != help_text:
+            lines.append(_roff(_sentence(subcommand.description)))
+        lines += _options(subcommand)
     lines += [".SH EXIT STATUS", _roff(exit_status)]
     return "\n".join(line for line in lines if line) + "\n"
 
@@ -40,7 +40,9 @@ def bash_completion(parser: argparse.ArgumentParser) -> str:
     name = parser.prog
     function = "_" + re.sub(r"\W", "_", name)
     commands = list(_commands(parser))
-    cases = "\n".join(f"    {_pattern(word)})\n{_case(one)}\n      ;;" for word, _, one in reversed(commands))
+    cases = "\n".join(
+        f"    {_pattern(word)})\n{_case(subcommand)}\n      ;;" for word, _, subcommand in reversed(commands)
+    )
     words = " ".join([*(word for word, _, _ in commands if " " not in word), *_flags(parser)])
     return f"""# bash completion of {name}; made by `{name} completion bash`
 {function}() {{
@@ -81,7 +83,7 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:
     return [
-        flag for one in (*_arguments(parser),) for flag in one.option_strings if flag.startswith("--")
+        flag for action in (*_arguments(parser),) for flag in action.option_strings if flag.startswith("--")
     ] + ["--help"]
 
 
@@ -101,7 +103,7 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 def _options(parser: argparse.ArgumentParser) -> list[str]:
     lines = []
     for action in _arguments(parser):
-        names = ", ".join(rf"\fB{_roff(one)}\fR" for one in action.option_strings)
+        names = ", ".join(rf"\fB{_roff(flag)}\fR" for flag in action.option_strings)
         value = rf"\fI{_roff(_value(action))}\fR" if _value(action) else ""
         text = parser._get_formatter()._expand_help(action) if action.help else ""
         lines += [".TP", " ".join(filter(None, (names, value))), _roff(_sentence(text))]
@@ -129,7 +131,10 @@ def _case(parser: argparse.ArgumentParser) -> str:
         branches.append(f'        {flags}) COMPREPLY=($(compgen {wanted} -- "$current")) ;;')
     rest = " ".join(_flags(parser))
     choices = [
-        str(one) for action in _arguments(parser) if not action.option_strings for one in action.choices or ()
+        str(choice)
+        for action in _arguments(parser)
+        if not action.option_strings
+        for choice in action.choices or ()
     ]
     choices += [word for word, _, _ in _commands(parser) if " " not in word]
     rest = " ".join([*choices, rest])

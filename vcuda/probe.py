@@ -31,11 +31,11 @@ def _through_dlsym(driver: ctypes.CDLL) -> str:
 
 
 def _through_get_proc_address(driver: ctypes.CDLL, version: int) -> str:
-    pointer, found = ctypes.c_void_p(), ctypes.c_int()
+    pointer, query_result = ctypes.c_void_p(), ctypes.c_int()
     name = SYMBOL.removesuffix(b"_v2")
     flags = ctypes.c_uint64(0)
     if hasattr(driver, "cuGetProcAddress_v2"):
-        driver.cuGetProcAddress_v2(name, ctypes.byref(pointer), version, flags, ctypes.byref(found))
+        driver.cuGetProcAddress_v2(name, ctypes.byref(pointer), version, flags, ctypes.byref(query_result))
     elif hasattr(driver, "cuGetProcAddress"):
         driver.cuGetProcAddress(name, ctypes.byref(pointer), version, flags)
     return _object_of(pointer.value)
@@ -45,11 +45,11 @@ def _managed(driver: ctypes.CDLL) -> list[int]:
     """For each visible GPU whether its pages can move while it computes; empty where the driver does not start."""
     count, value = ctypes.c_int(), ctypes.c_int()
     driver.cuDeviceGetCount(ctypes.byref(count))
-    found = []
+    supported = []
     for device in range(count.value):
         code = driver.cuDeviceGetAttribute(ctypes.byref(value), CONCURRENT_MANAGED_ACCESS, device)
-        found.append(int(code == 0 and value.value == 1))
-    return found
+        supported.append(int(code == 0 and value.value == 1))
+    return supported
 
 
 def main() -> int:

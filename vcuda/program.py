@@ -14,7 +14,7 @@ import stat
 import struct
 from pathlib import Path
 
-__all__ = ["MUSL", "find_program", "why_not_preloaded"]
+__all__ = ["MUSL", "find_program", "preload_obstacle"]
 
 MUSL = "it uses the musl C library instead of glibc"
 """The reason for a program that would not start at all with the library preloaded."""
@@ -30,16 +30,16 @@ _INTERPRETERS = 5  # the kernel follows no more (fs/exec.c)
 
 def find_program(command: str, search_path: str) -> Path | None:
     """The file that COMMAND would run, or None when there is none or it may not be executed."""
-    found = shutil.which(command, path=search_path)
-    return Path(found) if found else None
+    path = shutil.which(command, path=search_path)
+    return Path(path) if path else None
 
 
-def why_not_preloaded(program: Path) -> str:
+def preload_obstacle(program: Path) -> str:
     """The reason why no library can be preloaded into PROGRAM; "" when one can."""
-    return _why_not(program, _INTERPRETERS)
+    return _obstacle(program, _INTERPRETERS)
 
 
-def _why_not(program: Path, interpreters: int) -> str:
+def _obstacle(program: Path, interpreters: int) -> str:
     try:
         with program.open("rb") as file:
             head = file.read(_HEADER_BYTES)
@@ -50,16 +50,16 @@ def _why_not(program: Path, interpreters: int) -> str:
         interpreter = head[2:].split(b"\n", 1)[0].split()
         if not interpreter or not interpreters:
             return ""  # it does not run at all
-        return _why_not(Path(os.fsdecode(interpreter[0])), interpreters - 1)
+        return _obstacle(Path(os.fsdecode(interpreter[0])), interpreters - 1)
     if not head.startswith(b"\x7fELF"):
         return ""
     if mode & (stat.S_ISUID | stat.S_ISGID) and os.geteuid() != 0:
         return "it changes its user or group, so the loader ignores LD_PRELOAD"
-    reason = _why_not_elf(head)
-    return reason if reason != _STATIC else _why_not_without_loader(program)
+    reason = _elf_obstacle(head)
+    return reason if reason != _STATIC else _static_obstacle(program)
 
 
-def _why_not_without_loader(program: Path) -> str:
+def _static_obstacle(program: Path) -> str:
     """For a program that asks for no loader: it may be one."""
     names = {program.name, program.resolve().name}
     if any(name.startswith(_MUSL_LOADER) for name in names):
@@ -67,7 +67,7 @@ def _why_not_without_loader(program: Path) -> str:
     return "" if any(name.startswith(_LOADERS) for name in names) else _STATIC
 
 
-def _why_not_elf(head: bytes) -> str:
+def _elf_obstacle(head: bytes) -> str:
     try:
         if head[4] != 2 or head[5] != 1:
             return "it is not a 64-bit little-endian program"

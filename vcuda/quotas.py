@@ -144,11 +144,11 @@ def open_named(directory: Path, gpus: Sequence[GpuLimit]) -> Path:
             create_ledger(
                 directory / contract.LEDGER_FILE, page.allocation_id, page.gpus, contract.LEDGER_MODE
             )
-    found, requested = _all_options(read_quota(directory).limits.gpus), _all_options(gpus)
-    if found != requested:
+    present, requested = _all_options(read_quota(directory).limits.gpus), _all_options(gpus)
+    if present != requested:
         raise errors.UsageError(
             f"{directory} has other limits than requested",
-            ", ".join(f"{uuid} {format_size(memory)}" for uuid, (memory, _, _) in found.items()),
+            ", ".join(f"{uuid} {format_size(memory)}" for uuid, (memory, _, _) in present.items()),
             "request the same, or use another directory",
         )
     return directory
@@ -278,11 +278,13 @@ def _is_in_an_environment(directory: Path) -> bool:
     loaded: set[int] = set()
     deadline = time.monotonic() + _EXEC_SECONDS
     while True:
-        found = {pid: _environment(pid) for pid in unsure}
-        if any(entry in text.split(b"\0") for text in found.values() if text):
+        environments = {pid: _environment(pid) for pid in unsure}
+        if any(entry in text.split(b"\0") for text in environments.values() if text):
             return True
         unsure = [
-            pid for pid, text in found.items() if text == b"" and pid not in loaded and _has_memory(pid)
+            pid
+            for pid, text in environments.items()
+            if text == b"" and pid not in loaded and _has_memory(pid)
         ]
         if not unsure:
             return False

@@ -63,13 +63,19 @@ def read_time_slices(path: StrPath, uuids: Sequence[str], *, wait: bool = True) 
     usage = ffi.new("struct vc_time_slice_usage[]", lib.VC_MAX_GPUS)
     status = read(path_bytes(path), usage, len(usage))
     count = checked(status, f"cannot read the ledger {os.fspath(path)}")
-    found = (
+    slices = (
         TimeSliceUsage(
-            one.progress, bool(one.waiting), one.busy, one.alive, one.managed, one.real, one.held_us
+            slice_usage.progress,
+            bool(slice_usage.waiting),
+            slice_usage.busy,
+            slice_usage.alive,
+            slice_usage.managed,
+            slice_usage.real,
+            slice_usage.held_us,
         )
-        for one in usage[0:count]
+        for slice_usage in usage[0:count]
     )
-    return dict(zip(uuids, found, strict=False))
+    return dict(zip(uuids, slices, strict=False))
 
 
 def time_slice_clock() -> int:

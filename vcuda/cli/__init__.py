@@ -63,14 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """The command line; ends the process with one line for a mistake, and with what is nearest to it."""
+    """Parses the command line. A mistake ends the process, with one line that names what may have been meant."""
     parser = _parser()
-    commands = next(one.choices for one in parser._actions if isinstance(one.choices, dict))
+    commands = next(action.choices for action in parser._actions if isinstance(action.choices, dict))
     if words and not words[0].startswith("-") and words[0] not in commands:
         parser.error(f"there is no command {words[0]!r}{_nearest(words[0], commands)}")
     parsed, unknown = parser.parse_known_args(words)
     if unknown:
-        flags = [flag for one in commands[parsed.subcommand]._actions for flag in one.option_strings]
+        flags = [flag for action in commands[parsed.subcommand]._actions for flag in action.option_strings]
         hint = _nearest(unknown[0].partition("=")[0], flags)
         commands[parsed.subcommand].error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return parsed

@@ -164,10 +164,10 @@ def _seconds(text: str | None) -> float | None:
 
 def _directories(named: list[Path], config: settings.UserSettings) -> list[Path]:
     if named:
-        return [found for directory in named for found in _below(directory)]
-    found = [*quotas.find_quotas(Path(contract.HOST_ALLOCATIONS)), *quotas.find_quotas(config.base_directory)]
+        return [quota for directory in named for quota in _below(directory)]
+    below = [*quotas.find_quotas(Path(contract.HOST_ALLOCATIONS)), *quotas.find_quotas(config.base_directory)]
     own = config.own_directory
-    return [own, *found] if own is not None and own not in found else found
+    return [own, *below] if own is not None and own not in below else below
 
 
 def _below(directory: Path) -> list[Path]:
@@ -181,22 +181,24 @@ def _below(directory: Path) -> list[Path]:
 
 
 def _scan(directories: list[Path], config: settings.UserSettings) -> _Snapshot:
-    seen: list[quotas.Quota] = []
+    quotas_read: list[quotas.Quota] = []
     failed: list[tuple[Path, str]] = []
     for directory in directories:
         try:
-            seen.append(quotas.read_quota(directory))
+            quotas_read.append(quotas.read_quota(directory))
         except errors.VcudaError as error:
             if directory.exists():  # else it was removed between listing and reading
                 failed.append((directory, str(error)))
-    return _Snapshot(time.time(), tuple(seen), tuple(failed), _measured(seen, config))
+    return _Snapshot(time.time(), tuple(quotas_read), tuple(failed), _measured(quotas_read, config))
 
 
-def _measured(seen: Sequence[quotas.Quota], config: settings.UserSettings) -> Mapping[str, Mapping[int, int]]:
+def _measured(
+    quotas_read: Sequence[quotas.Quota], config: settings.UserSettings
+) -> Mapping[str, Mapping[int, int]]:
     """NVML's bytes for the GPUs with running processes; empty where the library would answer instead of NVML."""
     gpus = {
         gpu.uuid
-        for quota in seen
+        for quota in quotas_read
         for process in quota.usage.processes
         for gpu in quota.limits.gpus
         if process.alive and process.used.get(gpu.uuid)
@@ -226,8 +228,8 @@ def _of_quota(snapshot: _Snapshot, quota: quotas.Quota, gpu: GpuLimit) -> _Memor
     """All living processes, and what the agent measured beyond them."""
     usage = quota.usage
     each = [_of_process(snapshot, process, gpu.uuid).measured for process in usage.processes if process.alive]
-    known = [bytes_ for bytes_ in each if bytes_ is not None]
-    measured = sum(known) if each and len(known) == len(each) else None
+    measurements = [bytes_ for bytes_ in each if bytes_ is not None]
+    measured = sum(measurements) if each and len(measurements) == len(each) else None
     used, undeclared = usage.used(gpu.uuid), usage.undeclared(gpu.uuid)
     if (
         measured is not None

@@ -115,7 +115,7 @@ def _run(parsed: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return _NOT_FOUND
-    reason = program.why_not_preloaded(executable)
+    reason = program.preload_obstacle(executable)
     if reason == program.MUSL:
         print(
             f"vcuda run: error: {errors.printable(words[0])} cannot be limited: {reason}; "

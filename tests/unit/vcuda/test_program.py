@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vcuda.program import MUSL, find_program, why_not_preloaded
+from vcuda.program import MUSL, find_program, preload_obstacle
 
 
 def script(path: Path, first: bytes) -> Path:
@@ -33,8 +33,8 @@ def elf(path: Path, loader: bytes | None, *, bits: int = 2, machine: int | None 
 
 
 def test_ordinary_programs() -> None:
-    assert why_not_preloaded(Path(sys.executable)) == ""
-    assert why_not_preloaded(Path("/bin/sh")) == ""
+    assert preload_obstacle(Path(sys.executable)) == ""
+    assert preload_obstacle(Path("/bin/sh")) == ""
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_ordinary_programs() -> None:
     ],
 )
 def test_headers(tmp_path: Path, loader: bytes | None, options: dict[str, int], reason: str) -> None:
-    found = why_not_preloaded(elf(tmp_path / "program", loader, **options))
+    found = preload_obstacle(elf(tmp_path / "program", loader, **options))
     assert reason in found and bool(reason) == bool(found)
 
 
@@ -60,7 +60,7 @@ def test_a_truly_static_program(tmp_path: Path) -> None:
     )
     if made.returncode:
         pytest.skip("this machine has no static C library")
-    assert "statically linked" in why_not_preloaded(tmp_path / "static")
+    assert "statically linked" in preload_obstacle(tmp_path / "static")
 
 
 def test_the_dynamic_loader_as_the_program(tmp_path: Path) -> None:
@@ -69,28 +69,28 @@ def test_the_dynamic_loader_as_the_program(tmp_path: Path) -> None:
         ["ldd", shutil.which("sh") or ""], capture_output=True, text=True, check=True
     ).stdout
     loader = next(Path(word) for word in listing.split() if "/ld-" in word)
-    assert why_not_preloaded(loader) == ""
+    assert preload_obstacle(loader) == ""
     link = tmp_path / "ld.so"
     link.symlink_to(loader)
-    assert why_not_preloaded(link) == ""
-    assert why_not_preloaded(elf(tmp_path / "ld-2.31.so", None)) == ""
-    assert why_not_preloaded(elf(tmp_path / "ld-musl-x86_64.so.1", None)) == MUSL
-    assert "statically linked" in why_not_preloaded(elf(tmp_path / "build-ld-linux", None))
+    assert preload_obstacle(link) == ""
+    assert preload_obstacle(elf(tmp_path / "ld-2.31.so", None)) == ""
+    assert preload_obstacle(elf(tmp_path / "ld-musl-x86_64.so.1", None)) == MUSL
+    assert "statically linked" in preload_obstacle(elf(tmp_path / "build-ld-linux", None))
 
 
 def test_scripts_are_judged_by_their_interpreter(tmp_path: Path) -> None:
     static = elf(tmp_path / "static", None)
-    assert why_not_preloaded(script(tmp_path / "a", b"#!/bin/sh -e")) == ""
-    assert "statically" in why_not_preloaded(script(tmp_path / "b", b"#! " + bytes(static)))
-    assert why_not_preloaded(script(tmp_path / "c", b"#!")) == ""
-    assert why_not_preloaded(script(tmp_path / "d", b"#!/nonexistent")) == ""
+    assert preload_obstacle(script(tmp_path / "a", b"#!/bin/sh -e")) == ""
+    assert "statically" in preload_obstacle(script(tmp_path / "b", b"#! " + bytes(static)))
+    assert preload_obstacle(script(tmp_path / "c", b"#!")) == ""
+    assert preload_obstacle(script(tmp_path / "d", b"#!/nonexistent")) == ""
 
 
 def test_files_cut_anywhere_do_not_break_the_reader(tmp_path: Path) -> None:
     whole = elf(tmp_path / "program", b"/lib64/ld-linux-x86-64.so.2").read_bytes()
     for size in range(len(whole)):
         (tmp_path / "cut").write_bytes(whole[:size])
-        assert isinstance(why_not_preloaded(tmp_path / "cut"), str)
+        assert isinstance(preload_obstacle(tmp_path / "cut"), str)
 
 
 def test_finding_programs(tmp_path: Path) -> None:
@@ -105,11 +105,11 @@ def test_finding_programs(tmp_path: Path) -> None:
 
 def test_a_script_that_is_its_own_interpreter_is_left_to_the_kernel(tmp_path: Path) -> None:
     path = tmp_path / "again"
-    assert why_not_preloaded(script(path, b"#!" + bytes(path))) == ""
+    assert preload_obstacle(script(path, b"#!" + bytes(path))) == ""
 
 
 def test_an_interpreter_that_is_a_script_is_followed(tmp_path: Path) -> None:
     last = elf(tmp_path / "static", None)
     for name in ("one", "two", "three"):
         last = script(tmp_path / name, b"#!" + bytes(last))
-    assert "statically linked" in why_not_preloaded(last)
+    assert "statically linked" in preload_obstacle(last)
