@@ -23,7 +23,7 @@ def plain(text: str) -> str:
     line = " ".join(text.split())
     if line.isprintable():
         return line
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
 
 
 def whole_characters(text: str) -> str:

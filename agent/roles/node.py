@@ -26,7 +26,7 @@ from agent.roles.node_parts import build
 from agent.roles.standby import Standby
 from gigaslice.errors import GigasliceError, LockedError
 from gigaslice.runtime import logs
-from gigaslice.runtime.heap import one_arena
+from gigaslice.runtime.heap import limit_arenas
 from gigaslice.runtime.role_start import set_at_signals, start_log
 from gigaslice.runtime.tasks import LEAVE_SECONDS, lasting, leave_within, run_together
 
@@ -38,7 +38,7 @@ _UMASK = 0o022
 
 def run(config: Config) -> None:
     """Runs the agent until SIGTERM or SIGINT. Raises a GigasliceError, or a vcuda error, that says why it cannot."""
-    one_arena()
+    limit_arenas()
     os.umask(_UMASK)
     log = start_log("node", config.log_level, config.log_format, config.warnings)
     found = discovery.find(config)

@@ -55,7 +55,7 @@ def plan_class(
 
 def plan_class_status(present: StoredObject, figures: ClassFigures, now: str) -> tuple[ObjectWrite, ...]:
     """Returns the write, if any, that makes the status of a class say FIGURES; NOW is the time for what changed."""
-    conditions = [_condition(present, *one, now=now) for one in _conditions(figures)]
+    conditions = [_condition(present, *condition, now=now) for condition in _conditions(figures)]
     status = {
         "devices": figures.devices,
         "free": figures.free,
@@ -69,15 +69,15 @@ def plan_class_status(present: StoredObject, figures: ClassFigures, now: str) ->
 
 def quota_classes(quotas: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """Returns the classes that ResourceQuota objects name, also in the forms that no API server enforces."""
-    found = set()
+    classes = set()
     for quota in quotas:
         spec = quota.get("spec")
         hard = spec.get("hard") if isinstance(spec, dict) else None
         for key in hard if isinstance(hard, dict) else ():
             for prefix in _QUOTA_PREFIXES:
                 if isinstance(key, str) and key.startswith(prefix):
-                    found.add(key[len(prefix) :])
-    return frozenset(found)
+                    classes.add(key[len(prefix) :])
+    return frozenset(classes)
 
 
 def _conditions(figures: ClassFigures) -> tuple[tuple[str, bool, str, str], ...]:
@@ -97,8 +97,10 @@ def _condition(
 ) -> dict[str, Any]:
     """A condition as metav1.Condition has it: its time is that of the last change from true to false or back."""
     status = "True" if holds else "False"
-    known = objects_at(present.status, "conditions")
-    before: Mapping[str, Any] = next((one for one in known if one.get("type") == kind), {})
+    conditions = objects_at(present.status, "conditions")
+    before: Mapping[str, Any] = next(
+        (condition for condition in conditions if condition.get("type") == kind), {}
+    )
     since = before.get("lastTransitionTime") if before.get("status") == status else None
     return {
         "type": kind,

@@ -57,7 +57,7 @@ class WatchedNode:
         """Its resource of whole GPUs, and its GPUs without what changes all the time."""
         if self.inventory is None:
             return "", ()
-        gpus = ((replace(one.gpu, healthy=True), one.resource, one.properties) for one in self.inventory.gpus)
+        gpus = ((replace(gpu.gpu, healthy=True), gpu.resource, gpu.properties) for gpu in self.inventory.gpus)
         return self.inventory.whole_resource, tuple(gpus)
 
 
@@ -66,7 +66,7 @@ class _WatchedClass:
     """A class as the API server shows it. found: None where it is invalid; mistake: why."""
 
     packed: PackedObject
-    found: ResourceClass | None
+    resource_class: ResourceClass | None
     mistake: str = ""
 
 
@@ -106,7 +106,7 @@ class ClusterFeed:
         self.changes = 0
         """Grows with everything that is seen."""
         self.hardware_changes = 0
-        """Grows when classes or GPUs come, go or change; not with what is free or healthy."""
+        """Counts changes of classes and GPUs. What is free or healthy does not count."""
         self._on_node = on_node
         self._on_class = on_class
         self._on_pod = on_pod
@@ -115,7 +115,7 @@ class ClusterFeed:
         )
         self.gpus = ObjectTable(
             EXTENDED_RESOURCES,
-            lambda one: str(one.spec.get("nodeName", "")),
+            lambda gpu_object: str(gpu_object.spec.get("nodeName", "")),
             lambda kind, done: on_write(EXTENDED_RESOURCES, kind, done),
         )
         self._nodes = Informer(client, NODES_PATH, _parse_node, self._node_seen, self._node_gone, pause=pause)
@@ -161,7 +161,7 @@ class ClusterFeed:
     @property
     def synced(self) -> bool:
         """Whether everything has been seen once."""
-        return all(one.synced.is_set() for one in self.informers.values())
+        return all(informer.synced.is_set() for informer in self.informers.values())
 
     @property
     def classes_installed(self) -> bool:
@@ -176,30 +176,30 @@ class ClusterFeed:
     def silent_seconds(self) -> dict[str, float]:
         """Returns for how long no watch has run, by resource."""
         now = time.monotonic()
-        return {name: one.silent_seconds(now) for name, one in self.informers.items()}
+        return {name: informer.silent_seconds(now) for name, informer in self.informers.items()}
 
     def refusals(self) -> list[str]:
         """Returns why the API server refuses us, where it does."""
-        return [one.refusal for one in self.informers.values() if one.refusal]
+        return [informer.refusal for informer in self.informers.values() if informer.refusal]
 
     async def wait(self) -> None:
         """Waits until everything has been seen once."""
-        for one in self.informers.values():
-            await one.synced.wait()
+        for informer in self.informers.values():
+            await informer.synced.wait()
 
     async def run(self) -> None:
         """Works until cancelled."""
-        await all_of(*(one.run() for one in self.informers.values()))
+        await all_of(*(informer.run() for informer in self.informers.values()))
 
     # --- nodes --------------------------------------------------------------------------------------------------
 
     def _node_seen(self, node: WatchedNode) -> None:
         self.changes += 1
         name = node.facts.name
-        known = self.nodes.get(name)
+        previous = self.nodes.get(name)
         self.nodes[name] = node
         self.state.put_node(node.facts)
-        if known is None or known.hardware != node.hardware:
+        if previous is None or previous.hardware != node.hardware:
             self.hardware_changes += 1
         self._on_node(name)
 
@@ -219,11 +219,11 @@ class ClusterFeed:
 
     def _pod_seen(self, pod: Pod) -> None:
         self.changes += 1
-        known = self.pods.get(pod.uid)
+        previous = self.pods.get(pod.uid)
         self.pods[pod.uid] = pod
         self.state.put_pod(pod)
         self._on_pod(pod, False)
-        self._touch(known, pod)
+        self._touch(previous, pod)
 
     def _pod_gone(self, pod: Pod) -> None:
         self.changes += 1
@@ -245,36 +245,36 @@ class ClusterFeed:
         except ClassError as error:
             return _WatchedClass(packed, None, str(error))
 
-    def _class_seen(self, one: _WatchedClass) -> None:
+    def _class_seen(self, watched: _WatchedClass) -> None:
         self.changes += 1
-        name = one.packed.name
-        self.classes.put(one.packed)
-        if one.found is None:
-            self.class_mistakes[name] = one.mistake
+        name = watched.packed.name
+        self.classes.put(watched.packed)
+        if watched.resource_class is None:
+            self.class_mistakes[name] = watched.mistake
             self.state.drop_class(name)
         else:
             self.class_mistakes.pop(name, None)
-            self.state.put_class(one.found)
+            self.state.put_class(watched.resource_class)
         self.hardware_changes += 1
         self._on_class(name)
 
-    def _class_gone(self, one: _WatchedClass) -> None:
+    def _class_gone(self, watched: _WatchedClass) -> None:
         self.changes += 1
-        self.classes.drop(one.packed)
-        self.class_mistakes.pop(one.packed.name, None)
-        self.state.drop_class(one.packed.name)
+        self.classes.drop(watched.packed)
+        self.class_mistakes.pop(watched.packed.name, None)
+        self.state.drop_class(watched.packed.name)
         self.hardware_changes += 1
-        self._on_class(one.packed.name)
+        self._on_class(watched.packed.name)
 
     # --- objects of GPUs ----------------------------------------------------------------------------------------
 
-    def _gpu_seen(self, one: PackedObject) -> None:
-        self.gpus.put(one)
-        self._on_node(one.group)
+    def _gpu_seen(self, gpu_object: PackedObject) -> None:
+        self.gpus.put(gpu_object)
+        self._on_node(gpu_object.group)
 
-    def _gpu_gone(self, one: PackedObject) -> None:
-        self.gpus.drop(one)
-        self._on_node(one.group)
+    def _gpu_gone(self, gpu_object: PackedObject) -> None:
+        self.gpus.drop(gpu_object)
+        self._on_node(gpu_object.group)
 
     def _gpus_listed(self) -> None:
         for name in {*self.nodes, *self.gpus.groups}:

@@ -46,36 +46,39 @@ _MOST_HOLDERS = 64
 
 @dataclass(frozen=True, slots=True)
 class WatchedDataset:
-    """A Dataset as the API server shows it. found: None where it is invalid; mistake: why."""
+    """A Dataset as the API server shows it. dataset: None where it is invalid; mistake: why."""
 
     namespace: str
     present: StoredObject
-    found: DatasetObject | None
+    dataset: DatasetObject | None
     mistake: str = ""
 
 
-def dataset_status(one: WatchedDataset, nodes: Iterable[DatasetNode]) -> dict[str, Any]:
+def dataset_status(watched: WatchedDataset, nodes: Iterable[DatasetNode]) -> dict[str, Any]:
     """Returns the status of a Dataset from what the nodes say."""
-    status: dict[str, Any] = {"observedGeneration": one.present.generation}
-    if one.found is None:
-        return {**status, "phase": "Invalid", "reason": one.mistake[:1024]}
-    source, pinned = one.found.source.canonical, one.found.digest if one.found.check == "pinned" else ""
+    status: dict[str, Any] = {"observedGeneration": watched.present.generation}
+    if watched.dataset is None:
+        return {**status, "phase": "Invalid", "reason": watched.mistake[:1024]}
+    source, pinned = (
+        watched.dataset.source.canonical,
+        watched.dataset.digest if watched.dataset.check == "pinned" else "",
+    )
     every = [
         (node.node, cached)
         for node in nodes
         for cached in node.datasets
         if source in cached.names and pinned in ("", cached.digest)
     ]
-    uses = [(cached.digest, use) for _, cached in every if (use := cached.used_by(str(one.found)))]
-    known = {digest for digest, _ in uses}
-    if one.present.status.get("observedGeneration") == one.present.generation:
-        known |= {digest for digest in (text_at(one.present.status, "digest"),) if digest}
-    there = [(node, cached) for node, cached in every if cached.digest in known]
+    uses = [(cached.digest, use) for _, cached in every if (use := cached.used_by(str(watched.dataset)))]
+    digests = {digest for digest, _ in uses}
+    if watched.present.status.get("observedGeneration") == watched.present.generation:
+        digests |= {digest for digest in (text_at(watched.present.status, "digest"),) if digest}
+    relevant = [(node, cached) for node, cached in every if cached.digest in digests]
     holders = sorted({pod for _, use in uses for pod in use.pods})
-    complete = [(node, cached) for node, cached in there if cached.state == "Ready"]
-    fetching = [cached for _, cached in there if cached.state != "Ready"]
+    complete = [(node, cached) for node, cached in relevant if cached.state == "Ready"]
+    fetching = [cached for _, cached in relevant if cached.state != "Ready"]
     newest = max(
-        (cached for _, cached in complete), key=lambda found: (found.last_used, found.digest), default=None
+        (cached for _, cached in complete), key=lambda cached: (cached.last_used, cached.digest), default=None
     )
     if newest is not None:
         names = sorted(node for node, cached in complete if cached.digest == newest.digest)
@@ -87,7 +90,7 @@ def dataset_status(one: WatchedDataset, nodes: Iterable[DatasetNode]) -> dict[st
             "nodeNames": names[:_MOST_NODE_NAMES],
         }
     elif fetching:
-        furthest = max(fetching, key=lambda found: found.fetched)
+        furthest = max(fetching, key=lambda cached: cached.fetched)
         status |= {"phase": "Fetching", "bytes": furthest.bytes, "fetchedBytes": furthest.fetched, "nodes": 0}
     else:
         status |= {"phase": "Absent", "nodes": 0}
@@ -154,8 +157,8 @@ class DatasetStatuses:
         await all_of(self._dataset_watch.run(), self._node_watch.run(), self._keep())
 
     async def _keep(self) -> None:
-        for one in (self._dataset_watch, self._node_watch):
-            await one.synced.wait()
+        for informer in (self._dataset_watch, self._node_watch):
+            await informer.synced.wait()
         left_at = 0.0
         while True:
             leads = self._may_write()
@@ -180,13 +183,13 @@ class DatasetStatuses:
         """Writes what differs. Returns whether all of it was written."""
         done = True
         fresh = [node for name, node in self._nodes.items() if name not in self._stale]
-        for one in list(self._datasets.values()):
-            status = dataset_status(one, fresh)
-            for write in plan_status(one.present.name, status, one.present):
+        for watched in list(self._datasets.values()):
+            status = dataset_status(watched, fresh)
+            for write in plan_status(watched.present.name, status, watched.present):
                 if not self._may_write():
                     return False
                 await self._limit.take()
-                path = dataset_path(one.namespace, one.present.name) + "/status"
+                path = dataset_path(watched.namespace, watched.present.name) + "/status"
                 try:
                     await self._client.patch(path, write.body, MERGE_PATCH)
                 except ApiFailure as failure:
@@ -230,8 +233,8 @@ class DatasetStatuses:
         await self._limit.take()
         try:
             document = await self._client.get(path)
-            known = self._nodes.get(name)
-            if known is None or parse_dataset_node(document).renewed != known.renewed:
+            stale = self._nodes.get(name)
+            if stale is None or parse_dataset_node(document).renewed != stale.renewed:
                 return  # its service is back, and the watch is behind
             metadata = document["metadata"]
             read = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
@@ -243,12 +246,12 @@ class DatasetStatuses:
         else:
             self._log.info("datasets of a gone service deleted", node=name)
 
-    def _put(self, one: WatchedDataset) -> None:
-        self._datasets[one.namespace, one.present.name] = one
+    def _put(self, watched: WatchedDataset) -> None:
+        self._datasets[watched.namespace, watched.present.name] = watched
         self._changed = True
 
-    def _drop(self, one: WatchedDataset) -> None:
-        self._datasets.pop((one.namespace, one.present.name), None)
+    def _drop(self, watched: WatchedDataset) -> None:
+        self._datasets.pop((watched.namespace, watched.present.name), None)
 
     def _put_node(self, node: DatasetNode) -> None:
         self._nodes[node.node] = node

@@ -98,31 +98,31 @@ def plan_node(node: ReportingNode | None, present: Mapping[str, StoredObject]) -
 
 def _desired(node: ReportingNode, present: Mapping[str, StoredObject]) -> dict[str, DesiredObject]:
     gpus = node.inventory.gpus if node.inventory is not None and node.readable else ()
-    found = {gpu_object_name(node.name, one.gpu.uuid): _of_gpu(node, one) for one in gpus}
+    desired = {gpu_object_name(node.name, gpu.gpu.uuid): _of_gpu(node, gpu) for gpu in gpus}
     reason = _GONE if node.readable else _UNREADABLE
-    for name, one in present.items():
-        gpu = one.spec.get("deviceID")
-        if name not in found and isinstance(gpu, str) and (not node.readable or node.holders.get(gpu)):
-            found[name] = _lost(node, gpu, one, reason)
-    return found
+    for name, stored_object in present.items():
+        uuid = stored_object.spec.get("deviceID")
+        if name not in desired and isinstance(uuid, str) and (not node.readable or node.holders.get(uuid)):
+            desired[name] = _lost(node, uuid, stored_object, reason)
+    return desired
 
 
-def _of_gpu(node: ReportingNode, one: InventoryGpu) -> DesiredObject:
-    holders = node.holders.get(one.gpu.uuid, ())
+def _of_gpu(node: ReportingNode, gpu: InventoryGpu) -> DesiredObject:
+    holders = node.holders.get(gpu.gpu.uuid, ())
     phase, reason = GpuPhase.AVAILABLE, ""
     if not node.ready:
         phase, reason = GpuPhase.LOST, _NOT_READY
-    elif one.unhealthy:
-        phase, reason = GpuPhase.UNHEALTHY, one.unhealthy
+    elif gpu.unhealthy:
+        phase, reason = GpuPhase.UNHEALTHY, gpu.unhealthy
     elif holders:
         phase = GpuPhase.BOUND if any(holder.running for holder in holders) else GpuPhase.PENDING
     spec = {
         "nodeName": node.name,
-        "deviceID": one.gpu.uuid,
-        "rawResourceName": one.resource,
-        "properties": {key: value[:_MOST_TEXT] for key, value in one.all_properties(node.name).items()},
+        "deviceID": gpu.gpu.uuid,
+        "rawResourceName": gpu.resource,
+        "properties": {key: value[:_MOST_TEXT] for key, value in gpu.all_properties(node.name).items()},
     }
-    return DesiredObject({}, _owner(node), spec, _status(phase, reason, holders, one.gpu.slice_bytes))
+    return DesiredObject({}, _owner(node), spec, _status(phase, reason, holders, gpu.gpu.slice_bytes))
 
 
 def _lost(node: ReportingNode, gpu: str, present: StoredObject, reason: str) -> DesiredObject:
@@ -147,9 +147,9 @@ def _status(phase: GpuPhase, reason: str, holders: Sequence[PodOnGpu], slice_byt
 
 
 def _pod_ref(holder: PodOnGpu) -> dict[str, Any]:
-    found: dict[str, Any] = {"uid": holder.uid, "slices": holder.slices}
+    reference: dict[str, Any] = {"uid": holder.uid, "slices": holder.slices}
     optional = {"namespace": holder.namespace, "name": holder.name, "cores": holder.cores}
-    return {**found, **{key: value for key, value in optional.items() if value}}
+    return {**reference, **{key: value for key, value in optional.items() if value}}
 
 
 def _owner(node: ReportingNode) -> tuple[dict[str, str], ...]:

@@ -87,23 +87,23 @@ class ObjectPasses:
         self._log = get_logger("controller")
 
     def everything(self) -> None:
-        """Has every node and class passed over: when this replica begins to lead."""
+        """Queues every node and every class. For a replica that begins to lead."""
         for node in {*self._feed.nodes, *self._feed.gpus.groups}:
             self.node(node)
         self.every_class()
 
     def node(self, name: str) -> None:
-        """Has a node passed over."""
+        """Queues a node."""
         if self._gpu_objects:
             self.nodes.add(name)
 
     def every_class(self) -> None:
-        """Has every class passed over, those that are to be made too."""
-        for name in {*self.types(), *(one.name for one in self._feed.classes)}:
+        """Queues every class, those that do not exist yet included."""
+        for name in {*self.types(), *(present.name for present in self._feed.classes)}:
             self.classes.add(name)
 
     def clear(self) -> None:
-        """Forgets what is queued: when this replica leads no more."""
+        """Empties the queues. For a replica that does not lead any more."""
         self.nodes.clear()
         self.classes.clear()
 
@@ -115,20 +115,20 @@ class ObjectPasses:
                 (kind["vendor"], kind["model"], kind["memory"])
                 for name, node in self._feed.nodes.items()
                 if node.inventory is not None
-                for kind in (one.all_properties(name) for one in node.inventory.gpus)
+                for kind in (gpu.all_properties(name) for gpu in node.inventory.gpus)
             }
             keys = ("vendor", "model", "memory")
-            found = automatic_classes(dict(zip(keys, kind, strict=True)) for kind in sorted(kinds))
-            self._types = {one.name: one for one in found}
+            classes = automatic_classes(dict(zip(keys, kind, strict=True)) for kind in sorted(kinds))
+            self._types = {gpu.name: gpu for gpu in classes}
         return self._types
 
     def count(self) -> None:
         """Computes how every class stands; the queue gets those whose status is another one now."""
         figures = {}
-        for one in self._feed.classes:
-            figures[one.name] = self._figures(one.name)
-            if self._leading() and plan_class_status(one, figures[one.name], self._now()):
-                self.classes.add(one.name)
+        for present in self._feed.classes:
+            figures[present.name] = self._figures(present.name)
+            if self._leading() and plan_class_status(present, figures[present.name], self._now()):
+                self.classes.add(present.name)
         self.figures = figures
 
     # --- the objects of a node ----------------------------------------------------------------------------------
@@ -149,13 +149,13 @@ class ObjectPasses:
         if node is None:
             return None
         holders = {
-            one.gpu.gpu.uuid: [
+            gpu_holders.gpu.gpu.uuid: [
                 PodOnGpu(pod.uid, pod.namespace, pod.name, pod.slices, pod.cores, self._runs(pod.uid))
-                for pod in one.holders
+                for pod in gpu_holders.holders
                 if not pod.reserved
             ]
-            for one in self._feed.state.holders(name)
-            if one.holders
+            for gpu_holders in self._feed.state.holders(name)
+            if gpu_holders.holders
         }
         return ReportingNode(name, node.uid, node.inventory, not node.problem, node.facts.ready, holders)
 
@@ -171,13 +171,13 @@ class ObjectPasses:
             return
         table = self._feed.classes
         if self._automatic:
-            found = self.types().get(name)
+            wanted = self.types().get(name)
             present = table.get(name)
-            going = found is None and present is not None and present.managed
+            going = wanted is None and present is not None and present.managed
             if not going:
                 self._gone.pop(name, None)
             if not going or await self._may_go(name):
-                spec = None if found is None else class_spec(found)
+                spec = None if wanted is None else class_spec(wanted)
                 for write in plan_class(name, spec, present):
                     await table.write(self._client, self._limit, write)
         present = table.get(name)
@@ -213,7 +213,7 @@ class ObjectPasses:
         if mistake:
             return ClassFigures(mistake=mistake)
         status = self._feed.state.class_status(name)
-        return ClassFigures(status.devices, status.free, tuple(one.node for one in status.nodes))
+        return ClassFigures(status.devices, status.free, tuple(on_node.node for on_node in status.nodes))
 
     def _may_write(self, kind: str, installed: bool) -> bool:
         if not installed and self._leading() and self._reported.new(kind):
@@ -225,7 +225,7 @@ class ObjectPasses:
         return installed and self._leading()
 
 
-def class_spec(one: ResourceClass) -> dict[str, Any]:
+def class_spec(resource_class: ResourceClass) -> dict[str, Any]:
     """Returns the spec of an automatic class as the API takes it."""
-    terms = one.selector.document()
+    terms = resource_class.selector.document()
     return {"selector": terms[0] if len(terms) == 1 else {"terms": terms}}

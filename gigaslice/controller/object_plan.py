@@ -47,7 +47,7 @@ class ObjectWrite:
 
 @dataclass(frozen=True, slots=True)
 class DesiredObject:
-    """What the controller sets of an object. status: None leaves what is there."""
+    """What the controller sets of an object. status: None where it sets none, and the present one stays."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     owners: tuple[Document, ...] = ()
@@ -176,7 +176,7 @@ def _labels(desired: DesiredObject) -> dict[str, str]:
 
 
 def _metadata(desired: DesiredObject) -> dict[str, Any]:
-    found: dict[str, Any] = {"labels": _labels(desired)}
+    metadata: dict[str, Any] = {"labels": _labels(desired)}
     if desired.owners:
-        found["ownerReferences"] = list(desired.owners)
-    return found
+        metadata["ownerReferences"] = list(desired.owners)
+    return metadata

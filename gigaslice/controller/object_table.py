@@ -45,7 +45,7 @@ class ObjectTable:
     def __init__(
         self,
         plural: str,
-        group: Callable[[StoredObject], str] = lambda one: "",
+        group: Callable[[StoredObject], str] = lambda stored_object: "",
         on_write: Callable[[WriteKind, bool], None] = lambda kind, done: None,
     ) -> None:
         self.path = object_path("apis", GROUP, VERSION, plural)
@@ -58,8 +58,8 @@ class ObjectTable:
         return len(self._objects)
 
     def __iter__(self) -> Iterator[StoredObject]:
-        for one in list(self._objects.values()):
-            yield one.unpack()
+        for packed in list(self._objects.values()):
+            yield packed.unpack()
 
     @property
     def groups(self) -> list[str]:
@@ -68,43 +68,43 @@ class ObjectTable:
 
     def get(self, name: str) -> StoredObject | None:
         """Returns the object of a name."""
-        found = self._objects.get(name)
-        return None if found is None else found.unpack()
+        packed = self._objects.get(name)
+        return None if packed is None else packed.unpack()
 
     def of_group(self, group: str) -> dict[str, StoredObject]:
         """Returns the objects of a group by name."""
         return {name: self._objects[name].unpack() for name in self._groups.get(group, ())}
 
     def parse(self, document: Mapping[str, Any]) -> PackedObject:
-        """Packs an object of the API. Raises ValueError for what is none."""
-        one = stored(document)
+        """Packs an object of the API. Raises ValueError for a document that is no object."""
+        unpacked = stored(document)
         metadata = {
-            "name": one.name,
-            "uid": one.uid,
-            "resourceVersion": one.version,
-            "generation": one.generation,
-            "labels": one.labels,
-            "ownerReferences": one.owners,
+            "name": unpacked.name,
+            "uid": unpacked.uid,
+            "resourceVersion": unpacked.version,
+            "generation": unpacked.generation,
+            "labels": unpacked.labels,
+            "ownerReferences": unpacked.owners,
         }
-        text = orjson.dumps({"metadata": metadata, "spec": one.spec, "status": one.status})
-        return PackedObject(one.name, one.uid, one.version, self._group(one), text)
+        text = orjson.dumps({"metadata": metadata, "spec": unpacked.spec, "status": unpacked.status})
+        return PackedObject(unpacked.name, unpacked.uid, unpacked.version, self._group(unpacked), text)
 
-    def put(self, one: PackedObject) -> None:
-        """Takes an object that was seen; an older state of what is here is left out."""
-        known = self._objects.get(one.name)
-        if known is not None and known.uid == one.uid and _older(one.version, known.version):
+    def put(self, packed: PackedObject) -> None:
+        """Stores an object that was seen, unless a newer state of it is stored already."""
+        present = self._objects.get(packed.name)
+        if present is not None and present.uid == packed.uid and _older(packed.version, present.version):
             return
-        if known is not None and known.group != one.group:
-            self._leave(known)
-        self._objects[one.name] = one
-        self._groups.setdefault(one.group, set()).add(one.name)
+        if present is not None and present.group != packed.group:
+            self._leave(present)
+        self._objects[packed.name] = packed
+        self._groups.setdefault(packed.group, set()).add(packed.name)
 
-    def drop(self, one: PackedObject) -> None:
+    def drop(self, packed: PackedObject) -> None:
         """Forgets an object that is gone, unless another one has its name by now."""
-        known = self._objects.get(one.name)
-        if known is not None and known.uid == one.uid:
-            del self._objects[one.name]
-            self._leave(known)
+        present = self._objects.get(packed.name)
+        if present is not None and present.uid == packed.uid:
+            del self._objects[packed.name]
+            self._leave(present)
 
     async def write(self, client: KubeClient, limit: RateLimit, write: ObjectWrite) -> None:
         """Sends one write, and takes what the API server answers.
@@ -126,11 +126,11 @@ class ObjectTable:
             self._on_write(write.kind, False)
             raise
         self._on_write(write.kind, True)
-        known = self._objects.get(write.name)
+        present = self._objects.get(write.name)
         if write.kind is not WriteKind.DELETE:
             self.put(self.parse(document))
-        elif known is not None:
-            self.drop(known)
+        elif present is not None:
+            self.drop(present)
 
     @staticmethod
     async def _deleted(client: KubeClient, path: str, write: ObjectWrite) -> dict[str, Any]:
@@ -141,11 +141,11 @@ class ObjectTable:
                 raise
             return {}
 
-    def _leave(self, one: PackedObject) -> None:
-        names = self._groups[one.group]
-        names.discard(one.name)
+    def _leave(self, packed: PackedObject) -> None:
+        names = self._groups[packed.group]
+        names.discard(packed.name)
         if not names:
-            del self._groups[one.group]
+            del self._groups[packed.group]
 
 
 def _older(version: str, than: str) -> bool:

@@ -149,7 +149,7 @@ class ControllerParts:
 
     def unready(self) -> str | None:
         """Why this replica cannot do its work, or None."""
-        missing = [name for name, one in self.feed.informers.items() if not one.synced.is_set()]
+        missing = [name for name, informer in self.feed.informers.items() if not informer.synced.is_set()]
         if missing:
             refusals = "; ".join(self.feed.refusals())
             return refusals or f"waiting for {', '.join(missing)} of the API server"
@@ -196,12 +196,12 @@ class ControllerParts:
         """Counts how classes stand, and has new types of GPUs made into classes."""
         await self.feed.wait()
         self.passes.everything()
-        seen = (-1, -1)
+        counted = (-1, -1)
         while True:
             begun = self._clock()
             now = (self.state.revision, self.feed.hardware_changes)
-            if now != seen:
-                seen = now
+            if now != counted:
+                counted = now
                 types = frozenset(self.passes.types())
                 if types != self._types and self._may_write():
                     for name in types ^ self._types:
@@ -209,16 +209,25 @@ class ControllerParts:
                     self._types = types
                 self.passes.count()
                 await self._count_gpus()
-            self._waits = Counter(one.state for one in self.waiting.waiting())
+            self._waits = Counter(pod.state for pod in self.waiting.waiting())
             await asyncio.sleep(max(2 * self._observe, _SHARE * (self._clock() - begun)))
 
     async def _count_gpus(self) -> None:
         """Counts GPUs and memory for the metrics, a part at a time: others have their turn in between."""
         gpus, sizes = Counter[tuple[str, str]](), Counter[str]()
         for number, name in enumerate(self.state.nodes):
-            for one in self.state.holders(name):
-                gpu, held = one.gpu.gpu, min(one.gpu.gpu.slices, sum(pod.slices for pod in one.holders))
-                state = "unhealthy" if one.gpu.unhealthy else "free_partly" if one.holders else "free_whole"
+            for gpu_holders in self.state.holders(name):
+                gpu, held = (
+                    gpu_holders.gpu.gpu,
+                    min(gpu_holders.gpu.gpu.slices, sum(pod.slices for pod in gpu_holders.holders)),
+                )
+                state = (
+                    "unhealthy"
+                    if gpu_holders.gpu.unhealthy
+                    else "free_partly"
+                    if gpu_holders.holders
+                    else "free_whole"
+                )
                 full = state == "free_partly" and held == gpu.slices
                 gpus[gpu.model, "full" if full else _CONDITIONS[state]] += 1
                 sizes["held"] += held * gpu.slice_bytes
@@ -247,7 +256,7 @@ class ControllerParts:
             await asyncio.sleep(max(self._observe, _SHARE * (self._clock() - begun)))
 
     def _tell_pods(self, now: float) -> None:
-        for notice in self.waiting.due(now):
+        for notice in self.waiting.due_notices(now):
             if not self._event_limit.ready():
                 return  # what is left out is due in the next pass
             pod = notice.pod
@@ -255,19 +264,22 @@ class ControllerParts:
                 Regarding("Pod", pod.namespace, pod.name, pod.uid), "Warning", notice.reason, notice.text
             )
             self.counters.events[notice.reason,] += 1
-            self.waiting.told(notice, now)
+            self.waiting.note_sent(notice, now)
 
     def _tell_nodes(self, now: float) -> None:
         for name, node in self.feed.nodes.items():
             if not node.problem:
                 self._node_notices.forget(name)
-            elif self._node_notices.due(name, node.problem, now) <= 0 and self._event_limit.ready():
+            elif (
+                self._node_notices.seconds_until_due(name, node.problem, now) <= 0
+                and self._event_limit.ready()
+            ):
                 # kubectl describe finds the events of a node by its name in the place of its UID.
                 self.events.say(
                     Regarding("Node", "", name, name), "Warning", "InventoryUnreadable", node.problem
                 )
                 self.counters.events["InventoryUnreadable",] += 1
-                self._node_notices.said(name, node.problem, now)
+                self._node_notices.note_sent(name, node.problem, now)
 
     # --- what is served -----------------------------------------------------------------------------------------
 
@@ -278,7 +290,7 @@ class ControllerParts:
         if self._facts_at != self.feed.hardware_changes:
             self._facts_at = self.feed.hardware_changes
             nodes = {
-                name: one.inventory for name, one in self.feed.nodes.items() if one.inventory is not None
+                name: node.inventory for name, node in self.feed.nodes.items() if node.inventory is not None
             }
             self._facts = AdmissionFacts(
                 dict(self.state.classes),
@@ -324,7 +336,9 @@ class ControllerParts:
 
     async def _render(self, query: Mapping[str, str]) -> Callable[[], str]:
         """Takes a picture in pieces; the page is written from it, which may be in a thread."""
-        waits = [WaitingSince(one.pod, one.pod.created) for one in self.waiting.waiting()]
+        waits = [
+            WaitingSince(waiting_pod.pod, waiting_pod.pod.created) for waiting_pod in self.waiting.waiting()
+        ]
         note = "" if self.feed.synced else "The cluster is still being read; nodes and pods are missing here."
         taken = await in_pieces(picture_steps(self.state, waits, self._moves, note=note))
         wanted = PageQuery.parse(query)

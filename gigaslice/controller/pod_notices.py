@@ -1,8 +1,8 @@
-"""When a waiting pod, or a node, is told something by an event. Pure; the time is an argument.
+"""When an event about a waiting pod, or about a node, is to be sent. Pure; the time is an argument.
 
-A text is said when it is new. In a busy cluster the reason why a pod waits can change with every pod that comes and
-goes, so a pod hears of a change only some time after it heard the last: at once, then after half a minute, and so on to
-five minutes. A text that it should hear and has not yet is the newest one when its time has come.
+A text is sent when it is new. In a busy cluster the reason why a pod waits can change with every pod that comes and
+goes. So there is a pause after each event of an object: half a minute after the first, and more up to five minutes.
+What changes during the pause is not sent; at its end the text is sent that is true then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _INTERVALS = (0.0, 30.0, 60.0, 120.0, 300.0)
 
 
 @dataclass(slots=True)
-class _Told:
+class _SentText:
     text: str
     at: float
     times: int
@@ -25,27 +25,27 @@ class _Told:
 
 @dataclass(slots=True)
 class Notices:
-    """What each object has been told, by its UID."""
+    """The last text that was sent about each object, by its UID."""
 
-    _told: dict[str, _Told] = field(default_factory=dict)
+    _sent: dict[str, _SentText] = field(default_factory=dict)
 
-    def due(self, uid: str, text: str, now: float) -> float:
-        """Returns seconds until TEXT is to be said to the object UID: 0 now, infinity when it has been said."""
-        told = self._told.get(uid)
-        if told is None:
+    def seconds_until_due(self, uid: str, text: str, now: float) -> float:
+        """Returns seconds until TEXT is to be sent about the object UID: 0 now, infinity when it was the last."""
+        last = self._sent.get(uid)
+        if last is None:
             return 0.0
-        if told.text == text:
+        if last.text == text:
             return math.inf
-        return max(0.0, told.at + _INTERVALS[min(told.times, len(_INTERVALS) - 1)] - now)
+        return max(0.0, last.at + _INTERVALS[min(last.times, len(_INTERVALS) - 1)] - now)
 
-    def said(self, uid: str, text: str, now: float) -> None:
-        """Notes that TEXT has been said."""
-        told = self._told.get(uid)
-        self._told[uid] = _Told(text, now, 1 if told is None else told.times + 1)
+    def note_sent(self, uid: str, text: str, now: float) -> None:
+        """Notes that TEXT has been sent."""
+        last = self._sent.get(uid)
+        self._sent[uid] = _SentText(text, now, 1 if last is None else last.times + 1)
 
     def forget(self, uid: str) -> None:
         """Forgets an object that is gone, or whose problem is over."""
-        self._told.pop(uid, None)
+        self._sent.pop(uid, None)
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self._sent)

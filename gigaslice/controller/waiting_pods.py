@@ -82,8 +82,8 @@ class WaitingPods:
         if pod.terminal or pod.ending or (pod.node and not self._unserved(pod)):
             self.drop(pod.uid)
         else:
-            known = self._pods.get(pod.uid)
-            self._pods[pod.uid] = pod, now if known is None else known[1]
+            previous = self._pods.get(pod.uid)
+            self._pods[pod.uid] = pod, now if previous is None else previous[1]
 
     def drop(self, uid: str) -> None:
         """Forgets a pod that is gone."""
@@ -97,7 +97,7 @@ class WaitingPods:
         """Yields the unbound pods, the longest waiting first."""
         usable = [name for name in self._state.nodes if self._usable(name)]
         answers: dict[PodDemand, tuple[str, ...]] = {}
-        for pod, since in sorted(self._pods.values(), key=lambda one: (one[1], one[0].uid)):
+        for pod, since in sorted(self._pods.values(), key=lambda entry: (entry[1], entry[0].uid)):
             if pod.node:
                 continue
             demand = self._state.demand_of(pod)
@@ -108,25 +108,33 @@ class WaitingPods:
                 answers[demand] = tuple(self._state.filter(demand, usable)[0])
             yield WaitingPod(pod, since, demand, None, answers[demand])
 
-    def due(self, now: float) -> list[Notice]:
+    def due_notices(self, now: float) -> list[Notice]:
         """Returns the events that are to be sent now."""
-        found = [Notice(pod, _UNSERVED, self._unserved_text) for pod, _ in self._pods.values() if pod.node]
+        notices = [Notice(pod, _UNSERVED, self._unserved_text) for pod, _ in self._pods.values() if pod.node]
         texts: dict[PodDemand | None, str] = {}
-        for one in self.waiting():
-            if one.refusal is not None:
-                unknown = one.refusal.reason is RefusalReason.UNKNOWN_CLASS
-                found.append(Notice(one.pod, _CLASS_NOT_FOUND if unknown else _INVALID, one.refusal.text))
-            elif one.fits:
-                self._notices.forget(one.pod.uid)
-            elif now - one.since >= self._patience:
-                if one.demand not in texts:
-                    texts[one.demand] = self._explain(one.pod)
-                found.append(Notice(one.pod, _WAITING, texts[one.demand]))
-        return [one for one in found if self._notices.due(one.pod.uid, one.text, now) <= 0]
+        for waiting_pod in self.waiting():
+            if waiting_pod.refusal is not None:
+                unknown = waiting_pod.refusal.reason is RefusalReason.UNKNOWN_CLASS
+                notices.append(
+                    Notice(
+                        waiting_pod.pod, _CLASS_NOT_FOUND if unknown else _INVALID, waiting_pod.refusal.text
+                    )
+                )
+            elif waiting_pod.fits:
+                self._notices.forget(waiting_pod.pod.uid)
+            elif now - waiting_pod.since >= self._patience:
+                if waiting_pod.demand not in texts:
+                    texts[waiting_pod.demand] = self._explain(waiting_pod.pod)
+                notices.append(Notice(waiting_pod.pod, _WAITING, texts[waiting_pod.demand]))
+        return [
+            notice
+            for notice in notices
+            if self._notices.seconds_until_due(notice.pod.uid, notice.text, now) <= 0
+        ]
 
-    def told(self, notice: Notice, now: float) -> None:
+    def note_sent(self, notice: Notice, now: float) -> None:
         """Notes that an event has been sent."""
-        self._notices.said(notice.pod.uid, notice.text, now)
+        self._notices.note_sent(notice.pod.uid, notice.text, now)
 
     @property
     def _unserved_text(self) -> str:
@@ -141,7 +149,7 @@ class WaitingPods:
 
     def _unserved(self, pod: Pod) -> bool:
         """Whether a pod was bound by a scheduler that does not read classes: it runs, and has no GPU."""
-        names = {name for one in pod.containers for name in one.requests}
+        names = {name for container in pod.containers for name in container.requests}
         classes = {name for name in names if name.startswith(CLASS_PREFIX)}
         units = self._state.units
         counted = any(name.startswith(f"{GROUP}/") or units.counts(name) for name in names)

@@ -49,22 +49,22 @@ class _Pages:
     async def page(self, query: Mapping[str, str]) -> _Page:
         key = tuple(sorted(query.items()))
         async with self._lock:  # one page at a time, however many ask
-            known = self._pages.get(key)
+            cached = self._pages.get(key)
             revision = self._revision()
             now = self._clock()
-            if known is not None and (known.revision == revision or now < known.until):
+            if cached is not None and (cached.revision == revision or now < cached.until):
                 self._pages.move_to_end(key)
-                return known
+                return cached
             write = await self._make(query)
             held = self._clock() - now  # of which about half were breaks
             body = (await asyncio.get_running_loop().run_in_executor(None, write)).encode()
             until = self._clock() + max(_FRESH_SECONDS, _SHARE * held)
-            found = _Page(until, revision, body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
-            self._pages[key] = found
+            rendered = _Page(until, revision, body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+            self._pages[key] = rendered
             self._pages.move_to_end(key)
             while len(self._pages) > _REMEMBERED:
                 self._pages.popitem(last=False)
-            return found
+            return rendered
 
 
 def page_routes(

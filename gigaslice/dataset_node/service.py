@@ -44,7 +44,7 @@ from gigaslice.dataset_node.tasks.uses import DatasetUses
 from gigaslice.errors import GigasliceError
 from gigaslice.kubeapi.access import find_access
 from gigaslice.runtime import logs
-from gigaslice.runtime.heap import keep_small, one_arena
+from gigaslice.runtime.heap import keep_small, limit_arenas
 from gigaslice.runtime.http_server import endpoints
 from gigaslice.runtime.metrics import Values
 from gigaslice.runtime.role_start import set_at_signals, start_log, until
@@ -274,7 +274,7 @@ def without_links(settings: DatasetSettings) -> DatasetSettings:
 
 def run(settings: DatasetSettings, version: str) -> None:
     """Runs the service until SIGTERM or SIGINT. VERSION: of this program."""
-    one_arena()
+    limit_arenas()
     log = start_log("dataset", settings.log_level, settings.log_format, settings.warnings)
     settings = without_links(settings)
     log.info("starting", version=version, state_dir=str(settings.state_dir))

@@ -144,18 +144,18 @@ def _loaded(text: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) ->
 
 def _ended(status: object) -> NoReturn:
     """What an ERROR event stands for."""
-    found = status if isinstance(status, dict) else {}
-    message = str(found.get("message", ""))[:500]
-    if found.get("code") == GONE:
+    status_object = status if isinstance(status, dict) else {}
+    message = str(status_object.get("message", ""))[:500]
+    if status_object.get("code") == GONE:
         raise Gone(message)
     raise ValueError(f"the watch ended: {message or 'the API server does not say why'}")
 
 
 def _version(metadata: object) -> str:
-    found = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
-    if not isinstance(found, str) or not _VERSION.fullmatch(found):
+    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    if not isinstance(version, str) or not _VERSION.fullmatch(version):
         raise ValueError("the API server's answer has no resourceVersion")
-    return found
+    return version
 
 
 def _key(metadata: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -164,30 +164,34 @@ def _key(metadata: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _matched(document: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
-    found = document.get(key)
-    if not isinstance(found, str) or not pattern.fullmatch(found):
+    text = document.get(key)
+    if not isinstance(text, str) or not pattern.fullmatch(text):
         raise ValueError(f"{key} is none")
-    return found
+    return text
 
 
 def _short(document: Mapping[str, Any], key: str) -> str:
     """Returns the text at KEY, empty where there is none. Other parts of the pod do not depend on it."""
-    found = document.get(key)
-    return found if isinstance(found, str) and len(found) <= _MAX_TEXT else ""
+    text = document.get(key)
+    return text if isinstance(text, str) and len(text) <= _MAX_TEXT else ""
 
 
-def _priority(found: object) -> int:
-    return found if isinstance(found, int) and not isinstance(found, bool) and abs(found) < 1 << 31 else 0
+def _priority(priority: object) -> int:
+    return (
+        priority
+        if isinstance(priority, int) and not isinstance(priority, bool) and abs(priority) < 1 << 31
+        else 0
+    )
 
 
-def _phase(found: object) -> str:
-    if found is not None and not isinstance(found, str):
+def _phase(phase: object) -> str:
+    if phase is not None and not isinstance(phase, str):
         raise ValueError("phase is no text")
-    return found or "Pending"
+    return phase or "Pending"
 
 
 def _cut(document: dict[str, Any]) -> Any:
-    """Called for every object of a list from the inside out: pods become values, what is never used goes."""
+    """Called for every object of a list, the inner ones first. Makes pods values and drops what is never used."""
     document.pop("managedFields", None)
     metadata = document.get("metadata")
     if "spec" in document and isinstance(metadata, dict) and "uid" in metadata:
@@ -218,19 +222,19 @@ def _claims(spec: Mapping[str, Any]) -> bool:
     """Whether it has volumes by claims, or claims to devices."""
     volumes = spec.get("volumes")
     return bool(spec.get("resourceClaims")) or any(
-        isinstance(one, dict) and ("persistentVolumeClaim" in one or "ephemeral" in one)
-        for one in (volumes if isinstance(volumes, list) else ())
+        isinstance(volume, dict) and ("persistentVolumeClaim" in volume or "ephemeral" in volume)
+        for volume in (volumes if isinstance(volumes, list) else ())
     )
 
 
 def _csi_volumes(spec: Mapping[str, Any]) -> tuple[CsiVolume, ...]:
     """The inline CSI volumes. What cannot be understood of them is left out: a pod must not be lost for a volume."""
     try:
-        found = [
+        csi_volumes = [
             (name, csi, driver)
-            for one in objects_in(spec, "volumes")
-            if (csi := object_in(one, "csi"))
-            and (name := _short(one, "name"))
+            for volume in objects_in(spec, "volumes")
+            if (csi := object_in(volume, "csi"))
+            and (name := _short(volume, "name"))
             and (driver := _short(csi, "driver"))
         ]
         mounts = [
@@ -238,7 +242,7 @@ def _csi_volumes(spec: Mapping[str, Any]) -> tuple[CsiVolume, ...]:
                 _short(container, "name"),
                 {_short(mount, "name") for mount in objects_in(container, "volumeMounts")},
             )
-            for kind in (("initContainers", "containers") if found else ())
+            for kind in (("initContainers", "containers") if csi_volumes else ())
             for container in objects_in(spec, kind)
         ]
         return tuple(
@@ -253,7 +257,7 @@ def _csi_volumes(spec: Mapping[str, Any]) -> tuple[CsiVolume, ...]:
                 secret=_short(object_in(csi, "nodePublishSecretRef"), "name"),
                 mounted_by=tuple(container for container, names in mounts if name in names),
             )
-            for name, csi, driver in found
+            for name, csi, driver in csi_volumes
         )
     except ValueError:
         return ()

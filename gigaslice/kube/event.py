@@ -40,12 +40,12 @@ class Regarding:
 
     def document(self) -> dict[str, str]:
         """Returns the object reference."""
-        found = {"apiVersion": self.api, "kind": self.kind, "name": self.name, "uid": self.uid}
+        reference = {"apiVersion": self.api, "kind": self.kind, "name": self.name, "uid": self.uid}
         if self.namespace:
-            found["namespace"] = self.namespace
+            reference["namespace"] = self.namespace
         if self.field:
-            found["fieldPath"] = self.field
-        return found
+            reference["fieldPath"] = self.field
+        return reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +70,24 @@ class Throttle:
     def __init__(self, burst: float = _BURST, refill: float = _REFILL) -> None:
         self._burst = burst
         self._refill = refill
-        self._said: OrderedDict[tuple[str, ...], tuple[float, int]] = OrderedDict()
+        self._reports: OrderedDict[tuple[str, ...], tuple[float, int]] = OrderedDict()
         self._objects: OrderedDict[str, _Bucket] = OrderedDict()
         self._all = _Bucket(burst, 0.0)
 
     def due(self, uid: str, key: tuple[str, ...], now: float) -> bool:
         """Whether the report KEY on the object UID is to be sent at NOW."""
-        last, times = self._said.get((uid, *key), (0.0, 0))
+        last, times = self._reports.get((uid, *key), (0.0, 0))
         if times and now - last < _INTERVALS[min(times, len(_INTERVALS)) - 1]:
             return False
-        one = self._objects.get(uid, _Bucket(_OBJECT_BURST, now)).taken(now, _OBJECT_BURST, _OBJECT_REFILL)
-        every = self._all.taken(now, self._burst, self._refill)
-        if one is None or every is None:
+        object_bucket = self._objects.get(uid, _Bucket(_OBJECT_BURST, now)).taken(
+            now, _OBJECT_BURST, _OBJECT_REFILL
+        )
+        shared_bucket = self._all.taken(now, self._burst, self._refill)
+        if object_bucket is None or shared_bucket is None:
             return False
-        self._all = every
-        remember(self._objects, uid, one, _REMEMBERED)
-        remember(self._said, (uid, *key), (now, times + 1), _REMEMBERED)
+        self._all = shared_bucket
+        remember(self._objects, uid, object_bucket, _REMEMBERED)
+        remember(self._reports, (uid, *key), (now, times + 1), _REMEMBERED)
         return True
 
 

@@ -14,23 +14,23 @@ __all__ = ["object_at", "objects_at", "strings_at", "text_at"]
 
 def object_at(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Returns the object at KEY."""
-    found = document.get(key)
-    return found if isinstance(found, dict) else {}
+    field = document.get(key)
+    return field if isinstance(field, dict) else {}
 
 
 def objects_at(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     """Returns the objects of the list at KEY, without its other entries."""
-    found = document.get(key)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    field = document.get(key)
+    return [element for element in field if isinstance(element, dict)] if isinstance(field, list) else []
 
 
 def text_at(document: Mapping[str, Any], key: str) -> str:
     """Returns the text at KEY."""
-    found = document.get(key)
-    return found if isinstance(found, str) else ""
+    field = document.get(key)
+    return field if isinstance(field, str) else ""
 
 
 def strings_at(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """Returns the texts of the list at KEY, without its other entries."""
-    found = document.get(key)
-    return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()
+    field = document.get(key)
+    return tuple(element for element in field if isinstance(element, str)) if isinstance(field, list) else ()

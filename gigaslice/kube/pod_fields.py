@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gigaslice.errors import InputError
-from gigaslice.kube.quantity import whole
+from gigaslice.kube.quantity import parse_quantity
 from gigaslice.model.pod import ContainerKind
 
 __all__ = ["ContainerFields", "FieldError", "containers_in", "count_of", "object_in", "objects_in", "text_in"]
@@ -120,7 +120,7 @@ def text_in(document: Mapping[str, Any], key: str, parent: str = "") -> str:
 def count_of(quantity: object) -> int | None:
     """Returns a quantity as a whole number; None for what is no quantity."""
     try:
-        return whole(quantity)
+        return parse_quantity(quantity)
     except ValueError:
         return None
 

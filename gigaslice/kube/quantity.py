@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MOST", "whole"]
+__all__ = ["MOST", "parse_quantity"]
 
 MOST = (1 << 63) - 1
 _LONGEST = 100  # characters; the API server takes longer ones, and none can be meant
@@ -22,17 +22,17 @@ _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15,
 _FARTHEST = 2 * _LONGEST  # beyond such powers of ten every number of so few digits is 0, or more than MOST
 
 
-def whole(quantity: object) -> int:
+def parse_quantity(quantity: object) -> int:
     """QUANTITY, a text or a number of JSON, as a whole number. Raises ValueError for what is none."""
-    known = isinstance(quantity, str | int | float) and not isinstance(quantity, bool)
-    text = str(quantity) if known else ""
-    found = _GRAMMAR.fullmatch(text) if len(text) <= _LONGEST else None
-    if found is None:
+    is_scalar = isinstance(quantity, str | int | float) and not isinstance(quantity, bool)
+    text = str(quantity) if is_scalar else ""
+    number = _GRAMMAR.fullmatch(text) if len(text) <= _LONGEST else None
+    if number is None:
         raise ValueError(f"{str(quantity)[:40]!r} is no quantity")
-    fraction = found["only"] or found["fraction"] or ""
-    digits = int((found["digits"] or "") + fraction)
-    power = _DECIMAL.get(found["decimal"] or "", 0) + int(found["exponent"] or 0)
+    fraction = number["only"] or number["fraction"] or ""
+    digits = int((number["digits"] or "") + fraction)
+    power = _DECIMAL.get(number["decimal"] or "", 0) + int(number["exponent"] or 0)
     scale = max(-_FARTHEST, min(power - len(fraction), _FARTHEST))
-    digits <<= _BINARY.get(found["binary"] or "", 0)
+    digits <<= _BINARY.get(number["binary"] or "", 0)
     value: int = digits * 10**scale if scale >= 0 else -(-digits // 10**-scale)
-    return -min(value, MOST) if found["sign"] == "-" else min(value, MOST)
+    return -min(value, MOST) if number["sign"] == "-" else min(value, MOST)

@@ -111,15 +111,19 @@ class ConnectionTable:
         return next(iter(peers[max(peers, key=lambda peer: len(peers[peer]))])) if peers else None
 
     def heaviest(self) -> OpenConnection | None:
-        """Returns which connection holds most of what is too much in all; None where it is not too much."""
+        """Returns the connection that holds most bytes, where all together hold too many; else None."""
         if self.held <= self._bounds.held_bytes:
             return None
-        found = (one for peers in self._states.values() for crowd in peers.values() for one in crowd)
-        return max(found, key=lambda one: one.held, default=None)
+        connections = (
+            connection for peers in self._states.values() for crowd in peers.values() for connection in crowd
+        )
+        return max(connections, key=lambda connection: connection.held, default=None)
 
     def everyone(self) -> list[OpenConnection]:
         """Returns all connections."""
-        return [one for peers in self._states.values() for crowd in peers.values() for one in crowd]
+        return [
+            connection for peers in self._states.values() for crowd in peers.values() for connection in crowd
+        ]
 
     def grace(self, waiting: int) -> float:
         """Returns the seconds that an unasked connection is left alone where so many others wait."""
@@ -132,5 +136,7 @@ class ConnectionTable:
         served, the first have been given up by their clients.
         """
         places = self._states[ConnectionState.UNASKED]
-        fewest = min(len(places.get(one.peer, ())) for one in waiting)
-        return next(one for one in reversed(waiting) if len(places.get(one.peer, ())) == fewest)
+        fewest = min(len(places.get(connection.peer, ())) for connection in waiting)
+        return next(
+            connection for connection in reversed(waiting) if len(places.get(connection.peer, ())) == fewest
+        )

@@ -20,7 +20,7 @@ from typing import Any
 
 from gigaslice.text import plain
 
-__all__ = ["catch_all", "described", "masked"]
+__all__ = ["catch_all", "describe_exception", "mask_credentials"]
 
 _LONGEST = 16 << 10  # characters of a stack; the end says most
 _CREDENTIALS = (
@@ -29,21 +29,21 @@ _CREDENTIALS = (
 )
 
 
-def masked(text: str) -> str:
+def mask_credentials(text: str) -> str:
     """TEXT with everything masked that has the form of a credential."""
     for pattern, instead in _CREDENTIALS:
         text = pattern.sub(instead, text)
     return text
 
 
-def described(error: BaseException) -> dict[str, str]:
+def describe_exception(error: BaseException) -> dict[str, str]:
     """ERROR as a log has it: type, message and stacktrace, as OpenTelemetry calls them."""
     kind = type(error)
     return {
         "type": kind.__qualname__
         if kind.__module__ == "builtins"
         else f"{kind.__module__}.{kind.__qualname__}",
-        "message": plain(masked(_words(error))),
+        "message": plain(mask_credentials(_words(error))),
         "stacktrace": _stack(error),
     }
 
@@ -60,7 +60,9 @@ def _stack(error: BaseException) -> str:
         lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).splitlines()
     except Exception as other:  # noqa: BLE001
         return f"its stack cannot be had: {type(other).__name__}"
-    text = "\n".join(" " * (len(line) - len(line.lstrip(" "))) + plain(masked(line)) for line in lines)
+    text = "\n".join(
+        " " * (len(line) - len(line.lstrip(" "))) + plain(mask_credentials(line)) for line in lines
+    )
     return text if len(text) <= _LONGEST else "…" + text[-_LONGEST:]
 
 
@@ -76,22 +78,22 @@ def catch_all(log: Any) -> None:
         if args.exc_type is SystemExit:
             return
         name = args.thread.name if args.thread else ""
-        found = args.exc_value or args.exc_type()
+        error = args.exc_value or args.exc_type()
         log.error(
-            "internal error", where=f"thread {name}", exc_info=(args.exc_type, found, args.exc_traceback)
+            "internal error", where=f"thread {name}", exc_info=(args.exc_type, error, args.exc_traceback)
         )
 
     def not_raised(args: Any) -> None:
-        found = args.exc_value or args.exc_type()
+        error = args.exc_value or args.exc_type()
         where = args.err_msg or "a finalizer"
-        log.error("internal error", where=where, exc_info=(args.exc_type, found, args.exc_traceback))
+        log.error("internal error", where=where, exc_info=(args.exc_type, error, args.exc_traceback))
 
     sys.excepthook = ended
     threading.excepthook = thread_ended
     sys.unraisablehook = not_raised
     root = logging.getLogger()
-    for handler in [one for one in root.handlers if isinstance(one, _Bridge)]:
-        root.removeHandler(handler)
+    for bridge in [bridge for bridge in root.handlers if isinstance(bridge, _Bridge)]:
+        root.removeHandler(bridge)
     root.addHandler(_Bridge(log))
     logging.captureWarnings(True)
     if not faulthandler.is_enabled():

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 
-__all__ = ["keep_small", "one_arena", "trim"]
+__all__ = ["keep_small", "limit_arenas", "trim"]
 
 _M_ARENA_MAX = -8  # malloc.h
 _INTERVAL = 60.0
 
 
-def one_arena() -> bool:
+def limit_arenas() -> bool:
     """Has all threads that begin from now on allocate in one arena; whether this C library knows how to."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(_M_ARENA_MAX, 1))

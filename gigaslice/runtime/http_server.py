@@ -106,21 +106,24 @@ class Server:
                 await server.serve_forever()
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        talk = asyncio.ensure_future(self._talk(reader, writer))
-        self._talks.append(talk)
+        conversation = asyncio.ensure_future(self._talk(reader, writer))
+        self._talks.append(conversation)
         if len(self._talks) > _MAX_CLIENTS:
-            victim = next((one for one in self._talks if one not in self._asked), self._talks[0])
-            self._talks.remove(victim)
-            victim.cancel()
+            oldest = next(
+                (conversation for conversation in self._talks if conversation not in self._asked),
+                self._talks[0],
+            )
+            self._talks.remove(oldest)
+            oldest.cancel()
         try:
-            await asyncio.wait({talk}, timeout=_CLIENT_SECONDS)
+            await asyncio.wait({conversation}, timeout=_CLIENT_SECONDS)
         finally:
-            talk.cancel()
+            conversation.cancel()
             with contextlib.suppress(ValueError):
-                self._talks.remove(talk)
-            self._asked.discard(talk)
+                self._talks.remove(conversation)
+            self._asked.discard(conversation)
             writer.transport.abort()  # closing waits for ever for a client that does not read
-        (failure,) = await asyncio.gather(talk, return_exceptions=True)
+        (failure,) = await asyncio.gather(conversation, return_exceptions=True)
         if isinstance(failure, Exception) and not isinstance(failure, OSError):
             raise failure
 
@@ -223,5 +226,5 @@ async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> 
 
 def _authorization(request: h11.Request) -> bytes:
     """The value of the Authorization header; empty when there is none, or more than one."""
-    found = [value for name, value in request.headers if name == b"authorization"]
-    return found[0] if len(found) == 1 else b""
+    values = [value for name, value in request.headers if name == b"authorization"]
+    return values[0] if len(values) == 1 else b""

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from gigaslice.runtime.failures import described, masked
+from gigaslice.runtime.failures import describe_exception, mask_credentials
 from gigaslice.runtime.log_flood import Flood, subject
 from gigaslice.runtime.structlog_lean import structlog
 from gigaslice.text import plain
@@ -109,31 +109,31 @@ def _plain_text(_logger: Any, _method: str, event: Any) -> Any:
 def _with_exception(_logger: Any, _method: str, event: Any) -> Any:
     """The exception as fields of its own: type, message, stacktrace."""
     error = _exception(event)
-    return event if error is None else {**event, "exception": described(error)}
+    return event if error is None else {**event, "exception": describe_exception(error)}
 
 
 def _with_stack(_logger: Any, _method: str, event: Any) -> Any:
     """The exception as the lines that people read."""
     error = _exception(event)
-    return event if error is None else {**event, "exception": described(error)["stacktrace"]}
+    return event if error is None else {**event, "exception": describe_exception(error)["stacktrace"]}
 
 
 def _exception(event: Any) -> BaseException | None:
-    found = event.pop("exc_info", None)
-    if isinstance(found, BaseException):
-        return found
-    if isinstance(found, list | tuple):
-        return next((one for one in found if isinstance(one, BaseException)), None)
-    return sys.exc_info()[1] if found else None
+    exc_info = event.pop("exc_info", None)
+    if isinstance(exc_info, BaseException):
+        return exc_info
+    if isinstance(exc_info, list | tuple):
+        return next((part for part in exc_info if isinstance(part, BaseException)), None)
+    return sys.exc_info()[1] if exc_info else None
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, str):
-        return plain(masked(value))
+        return plain(mask_credentials(value))
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(one) for one in value]
+        return [_plain(part) for part in value]
     if isinstance(value, dict):
-        return {_plain(key): _plain(one) for key, one in value.items()}
+        return {_plain(key): _plain(part) for key, part in value.items()}
     return value
 
 

@@ -35,26 +35,26 @@ class PortListener:
     async def start(self, host: str | None, port: int) -> int:
         """Listens on the addresses of HOST; without one on all. Returns the port of the first. Raises OSError."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
-            for family, _, _, _, address in dict.fromkeys(found):
+            for family, _, _, _, address in dict.fromkeys(addresses):
                 try:
                     socket.socket(family, socket.SOCK_STREAM).close()
                 except OSError:  # the machine has no IPv6
                     continue
-                one = socket.create_server(address, family=family, backlog=_QUEUE)
-                self._sockets.append(one)
-                one.setblocking(False)
+                listening = socket.create_server(address, family=family, backlog=_QUEUE)
+                self._sockets.append(listening)
+                listening.setblocking(False)
                 # Connections take these over.
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if not self._sockets:
                 raise OSError(f"no address of {host!r} can be listened on")
         except OSError:
             await self.close()
             raise
-        for one in self._sockets:
-            self._serve(one)
+        for listening in self._sockets:
+            self._serve(listening)
         port_of_first: int = self._sockets[0].getsockname()[1]
         return port_of_first
 
@@ -62,9 +62,9 @@ class PortListener:
         """Accepts no more. Every connection that was accepted has its protocol on return."""
         loop = asyncio.get_running_loop()
         sockets, self._sockets = self._sockets, []
-        for one in sockets:
-            loop.remove_reader(one)
-            one.close()
+        for listening in sockets:
+            loop.remove_reader(listening)
+            listening.close()
         await asyncio.gather(*self._accepted, return_exceptions=True)
 
     def _serve(self, listening: socket.socket) -> None:

@@ -98,7 +98,7 @@ def absolute_path(text: str) -> Path:
         raise ValueError("must be an absolute path: mount sources and sockets are named by it on the host")
     path = os.path.normpath(text)
     if len(os.fsencode(path)) > _MAX_PATH_BYTES or any(
-        len(os.fsencode(one)) > 255 for one in path.split("/")
+        len(os.fsencode(name)) > 255 for name in path.split("/")
     ):
         raise ValueError(f"is too long: {_MAX_PATH_BYTES} bytes are possible, and 255 between two slashes")
     return Path(path)

@@ -121,15 +121,16 @@ def environment() -> Mapping[str, str]:
 def add_flags(parser: argparse.ArgumentParser, role: type[Settings]) -> None:
     """Adds --config and the flag of every setting of ROLE to PARSER."""
     parser.add_argument("--config", metavar="FILE", help="YAML file with any of the settings below")
-    for one in table(role):
-        meaning = f"{one.help} (default: {one.default})".replace("%", "%%")
-        parser.add_argument(f"--{one.flag}", metavar=one.metavar, help=meaning)
+    for setting in table(role):
+        meaning = f"{setting.help} (default: {setting.default})".replace("%", "%%")
+        parser.add_argument(f"--{setting.flag}", metavar=setting.metavar, help=meaning)
 
 
-def flags_of(role: type[Settings], known: argparse.Namespace) -> dict[str, str | None]:
+def flags_of(role: type[Settings], arguments: argparse.Namespace) -> dict[str, str | None]:
     """The flags that a parser prepared by `add_flags` has read, as `load` takes them."""
     return {
-        flag: getattr(known, flag.replace("-", "_")) for flag in ("config", *(s.flag for s in table(role)))
+        flag: getattr(arguments, flag.replace("-", "_"))
+        for flag in ("config", *(s.flag for s in table(role)))
     }
 
 
@@ -157,36 +158,39 @@ def load(
     Raises:
         ConfigError: With one line per mistake.
     """
-    found = list(mistakes)
+    all_mistakes = list(mistakes)
     path = flags.get("config") or environ.get(CONFIG_VARIABLE)
-    from_file = _read_file(role, path, found) if path else {}
+    from_file = _read_file(role, path, all_mistakes) if path else {}
     values: dict[str, Any] = {}
-    for one in table(role):
-        given = _look_up(one, flags, environ, from_file)
+    for setting in table(role):
+        given = _look_up(setting, flags, environ, from_file)
         try:
-            values[one.attribute] = one.parse(given.text)
+            values[setting.attribute] = setting.parse(given.text)
         except ValueError as error:
-            found.append(f"{given.origin} {_quoted(given.text)}: {error}")
-    if not found:
+            all_mistakes.append(f"{given.origin} {_quoted(given.text)}: {error}")
+    if not all_mistakes:
         config = role(**values, warnings=_unknown_variables(role, environ))
-        found.extend(config.contradictions())
-    if found:
-        raise ConfigError(found)
+        all_mistakes.extend(config.contradictions())
+    if all_mistakes:
+        raise ConfigError(all_mistakes)
     return config
 
 
 def _look_up(
-    one: Setting, flags: Mapping[str, str | None], environ: Mapping[str, str], from_file: Mapping[str, _Given]
+    setting: Setting,
+    flags: Mapping[str, str | None],
+    environ: Mapping[str, str],
+    from_file: Mapping[str, _Given],
 ) -> _Given:
-    flag = flags.get(one.flag)
+    flag = flags.get(setting.flag)
     if flag is not None:
-        return _Given(flag, f"--{one.flag}")
-    if one.variable in environ:
-        return _Given(environ[one.variable], f"environment {one.variable}")
-    return from_file.get(one.key) or _Given(one.default, f"default of --{one.flag}")
+        return _Given(flag, f"--{setting.flag}")
+    if setting.variable in environ:
+        return _Given(environ[setting.variable], f"environment {setting.variable}")
+    return from_file.get(setting.key) or _Given(setting.default, f"default of --{setting.flag}")
 
 
-def _read_file(role: type[Settings], path: str, found: list[str]) -> dict[str, _Given]:
+def _read_file(role: type[Settings], path: str, mistakes: list[str]) -> dict[str, _Given]:
     """The file's values as the text that is written there: YAML's own meaning of on, 010 and 1:30 does not apply."""
     try:
         raw = read_file(path, _MAX_FILE_BYTES + 1)
@@ -194,17 +198,17 @@ def _read_file(role: type[Settings], path: str, found: list[str]) -> dict[str, _
             raise ValueError("larger than 1 MiB; that is no configuration")
         root = yaml.compose(raw.decode("utf-8"), Loader=yaml.SafeLoader)
     except OSError as error:
-        found.append(f"--config {_quoted(path)}: {error.strerror}; name a readable YAML file")
+        mistakes.append(f"--config {_quoted(path)}: {error.strerror}; name a readable YAML file")
         return {}
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        found.append(f"--config {_quoted(path)}: not YAML: {' '.join(str(error).split())}")
+        mistakes.append(f"--config {_quoted(path)}: not YAML: {' '.join(str(error).split())}")
         return {}
     if root is None or _is_null(root):
         return {}
     if not isinstance(root, yaml.MappingNode):
-        found.append(f'--config {_quoted(path)}: must be a mapping such as "slice: 1GiB"')
+        mistakes.append(f'--config {_quoted(path)}: must be a mapping such as "slice: 1GiB"')
         return {}
-    return _checked_keys(role, path, root, found)
+    return _checked_keys(role, path, root, mistakes)
 
 
 def _is_null(node: yaml.Node) -> bool:
@@ -212,31 +216,35 @@ def _is_null(node: yaml.Node) -> bool:
 
 
 def _checked_keys(
-    role: type[Settings], path: str, root: yaml.MappingNode, found: list[str]
+    role: type[Settings], path: str, root: yaml.MappingNode, mistakes: list[str]
 ) -> dict[str, _Given]:
-    known = [one.key for one in table(role)]
+    keys = [setting.key for setting in table(role)]
     values: dict[str, _Given] = {}
     for name, node in root.value:
         key = str(name.value) if isinstance(name, yaml.ScalarNode) else "…"
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}"
-            found.append(f"file {path}: unknown key {_quoted(key)}; {hint}")
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, n=1)
+            hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(keys)}"
+            mistakes.append(f"file {path}: unknown key {_quoted(key)}; {hint}")
         elif key in values:
-            found.append(f"file {path}: {key} is there twice; leave one of the two lines")
+            mistakes.append(f"file {path}: {key} is there twice; leave one of the two lines")
         elif not isinstance(node, yaml.ScalarNode):
-            found.append(f"file {path}: {key} must be a text or a number")
+            mistakes.append(f"file {path}: {key} must be a text or a number")
         elif _is_null(node):
-            found.append(f"file {path}: {key} has no value; write one, or leave the line out for the default")
+            mistakes.append(
+                f"file {path}: {key} has no value; write one, or leave the line out for the default"
+            )
         else:
             values[key] = _Given(str(node.value), f"file {path}: {key}")
     return values
 
 
 def _unknown_variables(role: type[Settings], environ: Mapping[str, str]) -> tuple[str, ...]:
-    known = {one.variable for one in table(role)} | {CONFIG_VARIABLE}
+    variables = {setting.variable for setting in table(role)} | {CONFIG_VARIABLE}
     odd = (
-        v for v in environ if v.startswith(ENV_PREFIX) and v not in known and not _SERVICE_LINK.fullmatch(v)
+        v
+        for v in environ
+        if v.startswith(ENV_PREFIX) and v not in variables and not _SERVICE_LINK.fullmatch(v)
     )
     return tuple(f"environment {name} is not an option and has no effect" for name in sorted(odd))
 

@@ -14,15 +14,15 @@ __all__ = ["structlog"]
 
 def _imported_without_rich() -> Any:
     if "rich" in sys.modules:
-        import structlog as found  # noqa: PLC0415
+        import structlog as module  # noqa: PLC0415
 
-        return found
+        return module
     sys.modules["rich"] = None  # type: ignore[assignment]  # the language's way to say that it cannot be imported
     try:
-        import structlog as found  # noqa: PLC0415
+        import structlog as module  # noqa: PLC0415
     finally:
         del sys.modules["rich"]
-    return found
+    return module
 
 
 structlog = _imported_without_rich()

@@ -57,8 +57,10 @@ async def run_together(lead: str, parts: Mapping[str, Coroutine[Any, Any, None]]
     finally:
         for task in tasks.values():
             task.cancel()
-        results = await asyncio.gather(*tasks.values(), return_exceptions=True)
-    failed = {name: one for name, one in zip(tasks, results, strict=True) if isinstance(one, Exception)}
+        outcomes = await asyncio.gather(*tasks.values(), return_exceptions=True)
+    failed = {
+        name: outcome for name, outcome in zip(tasks, outcomes, strict=True) if isinstance(outcome, Exception)
+    }
     first = next((name for name in (*ended, *failed) if name in failed), "")
     for name, failure in failed.items():
         if name != first:

@@ -37,17 +37,17 @@ async def with_breaks(
 async def in_pieces(
     steps: Generator[None, None, T], clock: Callable[[], float] = time.perf_counter, piece: float = 0.004
 ) -> T:
-    """Does work that stops after each small step, and returns what it returns.
+    """Runs a generator step by step, and returns its result.
 
-    After each PIECE of seconds others have as long a break.
+    After each PIECE of seconds it sleeps as long as it has worked, so that other tasks run.
     """
     begun = clock()
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            outcome: T = end.value
+            return outcome
         taken = clock() - begun
         if taken >= piece:
             await asyncio.sleep(min(taken, 10 * piece))

@@ -13,7 +13,7 @@ __all__ = ["cluster_document", "totals_document"]
 def cluster_document(view: ClusterPicture) -> dict[str, Any]:
     """All nodes with their GPUs, and what that adds up to."""
     sums = view.sums()
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "gpus": sums.gpus,
         "wholeGpusFree": sums.whole,
         "unhealthyGpus": sums.unhealthy,
@@ -23,7 +23,7 @@ def cluster_document(view: ClusterPicture) -> dict[str, Any]:
         "fragmentation": round(sums.fragmentation, 4),
         "nodes": [_node(node) for node in view.nodes],
     }
-    return {**found, "note": view.note} if view.note else found
+    return {**document, "note": view.note} if view.note else document
 
 
 def totals_document(spaces: list[NamespaceTotals]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _gpu(gpu: GpuView) -> dict[str, Any]:
         **({"unhealthy": gpu.unhealthy} if gpu.unhealthy else {}),
         **({"numa": gpu.numa} if gpu.numa is not None else {}),
         "holders": [
-            {"namespace": one.namespace, "pod": one.pod, "slices": one.slices, "cores": one.cores}
-            for one in gpu.holders
+            {"namespace": holder.namespace, "pod": holder.pod, "slices": holder.slices, "cores": holder.cores}
+            for holder in gpu.holders
         ],
     }

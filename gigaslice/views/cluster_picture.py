@@ -100,9 +100,9 @@ class NodeView:
     @property
     def conditions(self) -> tuple[str, ...]:
         """What keeps pods away from the node, in words; nothing where nothing does."""
-        found = [] if self.schedulable else ["cordoned"]
-        found += [] if self.ready else ["not ready"]
-        return tuple(found + ([self.problem] if self.problem else []))
+        conditions = [] if self.schedulable else ["cordoned"]
+        conditions += [] if self.ready else ["not ready"]
+        return tuple(conditions + ([self.problem] if self.problem else []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class WaitingPodView:
     asks: str
     why: str
     details: tuple[str, ...] = ()
-    helps: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.pod}"

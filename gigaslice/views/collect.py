@@ -68,36 +68,36 @@ def picture_steps(
 
     The cluster may change between two steps: each node, pod and class is as it was when its turn came.
     """
-    known = names or {}
+    pod_names = names or {}
     links = _Links()
     shown = []
-    for one, _ in zip(waiting, range(_MOST_EXPLAINED), strict=False):
-        shown.append(waiting_view(state, one, moves))
+    for waiting_pod, _ in zip(waiting, range(_MOST_EXPLAINED), strict=False):
+        shown.append(waiting_view(state, waiting_pod, moves))
         yield
     nodes = []
     for number, name in enumerate(state.nodes):
         if state.facts(name) is not None:  # it may have gone meanwhile
-            nodes.append(_node(state, name, links, known))
+            nodes.append(_node(state, name, links, pod_names))
         if number % _AT_ONCE == 0:
             yield
     classes = []
-    for _, each in sorted(state.classes.items()):
-        classes.append(_class(state, each))
+    for _, resource_class in sorted(state.classes.items()):
+        classes.append(_class(state, resource_class))
         yield
     return ClusterPicture(tuple(nodes), tuple(shown), tuple(classes), tuple(moves), note)
 
 
-def waiting_view(state: ClusterState, one: WaitingSince, moves: Sequence[str] = ()) -> WaitingPodView:
+def waiting_view(state: ClusterState, waiting_pod: WaitingSince, moves: Sequence[str] = ()) -> WaitingPodView:
     """One waiting pod with its explanation."""
-    found = explain(state, one.pod, moves)
+    explanation = explain(state, waiting_pod.pod, moves)
     return WaitingPodView(
-        one.pod.namespace,
-        one.pod.name,
-        one.since,
-        found.asks,
-        found.summary,
-        tuple(map(str, found.lines)),
-        found.helps,
+        waiting_pod.pod.namespace,
+        waiting_pod.pod.name,
+        waiting_pod.since,
+        explanation.asks,
+        explanation.summary,
+        tuple(map(str, explanation.lines)),
+        explanation.suggestions,
     )
 
 
@@ -108,19 +108,19 @@ def _node(state: ClusterState, name: str, links: _Links, names: Mapping[str, str
     holders = state.holders(name)
     gpus = tuple(
         GpuView(
-            one.gpu.gpu.uuid,
-            one.gpu.gpu.index,
-            one.gpu.gpu.model,
-            one.gpu.gpu.slices,
-            one.gpu.gpu.slice_bytes,
-            one.gpu.unhealthy,
-            one.gpu.gpu.numa_node,
+            gpu_holders.gpu.gpu.uuid,
+            gpu_holders.gpu.gpu.index,
+            gpu_holders.gpu.gpu.model,
+            gpu_holders.gpu.gpu.slices,
+            gpu_holders.gpu.gpu.slice_bytes,
+            gpu_holders.gpu.unhealthy,
+            gpu_holders.gpu.gpu.numa_node,
             tuple(
-                _holder(each.uid, each.namespace, each.name, each.slices, each.cores, names)
-                for each in one.holders
+                _holder(holder.uid, holder.namespace, holder.name, holder.slices, holder.cores, names)
+                for holder in gpu_holders.holders
             ),
         )
-        for one in holders
+        for gpu_holders in holders
     )
     problem = "" if gpus or facts.inventory_text is None else "its inventory cannot be read, or lists no GPU"
     return NodeView(name, gpus, links.of(state.hardware(name)), facts.schedulable, facts.ready, problem)
@@ -153,24 +153,26 @@ class _Links:
         return self._known[hardware]
 
 
-def _class(state: ClusterState, one: ResourceClass) -> ClassView:
-    status = state.class_status(one.name)
+def _class(state: ClusterState, resource_class: ResourceClass) -> ClassView:
+    status = state.class_status(resource_class.name)
     problem = "" if status.devices else "no GPU of the cluster matches"
-    return ClassView(one.name, status.devices, status.free, len(status.nodes), _selects(one), problem)
+    return ClassView(
+        resource_class.name, status.devices, status.free, len(status.nodes), _selects(resource_class), problem
+    )
 
 
-def _selects(one: ResourceClass) -> str:
+def _selects(resource_class: ResourceClass) -> str:
     """The selector in words, as people would write it."""
-    terms = [" and ".join(map(_condition, term.conditions)) for term in one.selector.terms]
+    terms = [" and ".join(map(_condition, term.conditions)) for term in resource_class.selector.terms]
     share = ""
-    if one.share is not None:
-        cores = f" and {one.share.cores}% of the compute" if one.share.cores else ""
-        share = f"; a unit is {format_bytes(one.share.memory_bytes)}{cores} of a GPU"
+    if resource_class.share is not None:
+        cores = f" and {resource_class.share.cores}% of the compute" if resource_class.share.cores else ""
+        share = f"; a unit is {format_bytes(resource_class.share.memory_bytes)}{cores} of a GPU"
     return (" or ".join(terms) or "every GPU") + share
 
 
-def _condition(one: Requirement) -> str:
-    return f"{one.key} {_WORDS[one.operator]} {', '.join(one.values)}".strip()
+def _condition(requirement: Requirement) -> str:
+    return f"{requirement.key} {_WORDS[requirement.operator]} {', '.join(requirement.values)}".strip()
 
 
 _WORDS = {

@@ -26,8 +26,8 @@ from gigaslice.cluster.state import ClusterState
 from gigaslice.model import Pod
 from gigaslice.text import plain, plural
 from gigaslice.units import format_bytes
-from gigaslice.views.helps import helps_for
 from gigaslice.views.node_lines import NodeLine, lines_of
+from gigaslice.views.suggestions import suggestions_for
 from gigaslice.views.wording import asks_for
 
 __all__ = ["Explanation", "PodSituation", "explain"]
@@ -60,7 +60,7 @@ class Explanation:
         summary: One sentence.
         asks: What it asks for, in words.
         lines: Why not, by node, those first that come nearest; or where its GPUs are.
-        helps: What would help, the least first.
+        suggestions: What would help, the least first.
         reasons: How many nodes refuse it, by sentence.
     """
 
@@ -69,7 +69,7 @@ class Explanation:
     summary: str
     asks: str = ""
     lines: tuple[NodeLine, ...] = ()
-    helps: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()
     reasons: Mapping[str, int] = field(default_factory=dict)
 
     def text(self) -> str:
@@ -78,8 +78,8 @@ class Explanation:
         out += [f"asks for: {self.asks}"] if self.asks else []
         for line in self.lines:
             out += [f"  {line}", *(f"      {gpu}" for gpu in line.gpus)]
-        if self.helps:
-            out += ["what would help:", *(f"  {one}" for one in self.helps)]
+        if self.suggestions:
+            out += ["what would help:", *(f"  {suggestion}" for suggestion in self.suggestions)]
         return "\n".join(out)
 
     def event(self) -> str:
@@ -88,8 +88,8 @@ class Explanation:
             text = self.summary
         else:
             rows = sorted(self.reasons.items(), key=lambda row: (-row[1], row[0]))
-            said = "; ".join(f"{sentence} ({plural(count, 'node')})" for sentence, count in rows)
-            text = f"no node has {self.asks}: {said}"
+            reasons = "; ".join(f"{sentence} ({plural(count, 'node')})" for sentence, count in rows)
+            text = f"no node has {self.asks}: {reasons}"
         if len(text.encode()) > _EVENT_BYTES:
             text = text.encode()[: _EVENT_BYTES - 3].decode("utf-8", "ignore") + "…"
         return text
@@ -102,7 +102,7 @@ class Explanation:
             "summary": self.summary,
             "asks": self.asks,
             "lines": [asdict(line) for line in self.lines],
-            "helps": list(self.helps),
+            "helps": list(self.suggestions),
             "reasons": dict(self.reasons),
         }
 
@@ -133,7 +133,7 @@ def _bound(state: ClusterState, pod: Pod, asks: str, mistake: str) -> Explanatio
     """MISTAKE: why no node would take it as it is written now; one that runs was taken before that."""
     running = pod.phase == "Running"
     look = f"kubectl describe pod -n {pod.namespace} {pod.name}: what its node waits for"
-    helps = (plain(mistake), look) if mistake else (look,)
+    suggestions = (plain(mistake), look) if mistake else (look,)
     summary = (
         f"runs on {pod.node}" if running else f"is bound to {pod.node}, and its containers do not run yet"
     )
@@ -143,32 +143,34 @@ def _bound(state: ClusterState, pod: Pod, asks: str, mistake: str) -> Explanatio
         plain(summary),
         asks,
         tuple(NodeLine(plain(text), 1, (plain(pod.node),)) for text in _held(state, pod)),
-        () if running else helps,
+        () if running else suggestions,
     )
 
 
 def _held(state: ClusterState, pod: Pod) -> list[str]:
     """What a bound pod has: by its assignment, or as its agent says."""
-    on_node = {one.gpu.gpu.uuid: one for one in state.holders(pod.node)}
-    found = []
+    on_node = {gpu_holders.gpu.gpu.uuid: gpu_holders for gpu_holders in state.holders(pod.node)}
+    lines = []
     for container, shares in _assignment(state, pod).containers.items():
         for share in shares:
-            one = on_node.get(share.gpu)
+            gpu_holders = on_node.get(share.gpu)
             where = (
-                f"GPU{one.gpu.gpu.index} {one.gpu.gpu.model}"
-                if one
+                f"GPU{gpu_holders.gpu.gpu.index} {gpu_holders.gpu.gpu.model}"
+                if gpu_holders
                 else "a GPU that the node does not report"
             )
-            size = format_bytes(share.slices * (one.gpu.gpu.slice_bytes if one else state.units.slice_bytes))
-            found.append(f"{size} of {where} ({share.gpu}) for container {container}")
-    if found:
-        return found
-    for uuid, one in on_node.items():
-        gpu = one.gpu.gpu
-        slices = sum(holder.slices for holder in one.holders if holder.uid == pod.uid)
+            size = format_bytes(
+                share.slices * (gpu_holders.gpu.gpu.slice_bytes if gpu_holders else state.units.slice_bytes)
+            )
+            lines.append(f"{size} of {where} ({share.gpu}) for container {container}")
+    if lines:
+        return lines
+    for uuid, gpu_holders in on_node.items():
+        gpu = gpu_holders.gpu.gpu
+        slices = sum(holder.slices for holder in gpu_holders.holders if holder.uid == pod.uid)
         if slices:
-            found.append(f"{format_bytes(slices * gpu.slice_bytes)} of GPU{gpu.index} {gpu.model} ({uuid})")
-    return found
+            lines.append(f"{format_bytes(slices * gpu.slice_bytes)} of GPU{gpu.index} {gpu.model} ({uuid})")
+    return lines
 
 
 def _assignment(state: ClusterState, pod: Pod) -> Assignment:
@@ -194,7 +196,9 @@ def _unbound(
             PodSituation.ROOM,
             f"fits on {plural(len(usable), 'node')} now, such as {plain(usable[0])}",
             asks,
-            helps=("kubectl describe pod: what else it needs, such as processors, volumes or tolerations",),
+            suggestions=(
+                "kubectl describe pod: what else it needs, such as processors, volumes or tolerations",
+            ),
         )
     shown = [*fitting[:_CLOSELY], *_nearest(state, refused)][:_CLOSELY]
     reports = state.report(demand, shown)
@@ -205,15 +209,15 @@ def _unbound(
     lines += [
         NodeLine(f"{sentence} (more of them)", count) for sentence, count in sorted(rest.items()) if count
     ]
-    helps = helps_for(state, demand, reports)
-    if any(one.reason in (RefusalReason.NO_GPU, RefusalReason.NO_ROOM) for one in refused.values()):
-        helps += [f"moving pods: {move}" for move in moves[:1]]
-    reasons = Counter(one.text for one in refused.values())
+    suggestions = suggestions_for(state, demand, reports)
+    if any(refusal.reason in (RefusalReason.NO_GPU, RefusalReason.NO_ROOM) for refusal in refused.values()):
+        suggestions += [f"moving pods: {move}" for move in moves[:1]]
+    reasons = Counter(refusal.text for refusal in refused.values())
     reasons[_FITS_BUT] += len(fitting)
-    known = {sentence: count for sentence, count in reasons.items() if count}
-    summary = "waits: no node has what it asks for" if known else "waits: the cluster has no nodes"
+    counts = {sentence: count for sentence, count in reasons.items() if count}
+    summary = "waits: no node has what it asks for" if counts else "waits: the cluster has no nodes"
     return Explanation(
-        title, PodSituation.WAITING, summary, asks, tuple(lines), tuple(map(plain, helps)), known
+        title, PodSituation.WAITING, summary, asks, tuple(lines), tuple(map(plain, suggestions)), counts
     )
 
 

@@ -20,7 +20,11 @@ def move_lines(state: ClusterState, plans: Sequence[FreeingPlan], pods: Mapping[
 
 
 def _line(state: ClusterState, plan: FreeingPlan, pods: Mapping[str, Pod]) -> str:
-    freed = [one.gpu.gpu for one in state.holders(plan.node) if one.gpu.gpu.uuid in plan.gpus]
+    freed = [
+        gpu_holders.gpu.gpu
+        for gpu_holders in state.holders(plan.node)
+        if gpu_holders.gpu.gpu.uuid in plan.gpus
+    ]
     names = " and ".join(f"GPU{gpu.index}" for gpu in freed)
     models = ", ".join(dict.fromkeys(short_model(gpu.model) for gpu in freed))
     it = "it" if len(freed) == 1 else "them"
@@ -34,5 +38,9 @@ def _line(state: ClusterState, plan: FreeingPlan, pods: Mapping[str, Pod]) -> st
 
 def _where(state: ClusterState, node: str, shares: Sequence[Share]) -> str:
     uuids = {share.gpu for share in shares}
-    gpus = [f"GPU{one.gpu.gpu.index}" for one in state.holders(node) if one.gpu.gpu.uuid in uuids]
+    gpus = [
+        f"GPU{gpu_holders.gpu.gpu.index}"
+        for gpu_holders in state.holders(node)
+        if gpu_holders.gpu.gpu.uuid in uuids
+    ]
     return f"{' and '.join(gpus)} of {node}"

@@ -44,7 +44,7 @@ def lines_of(reports: Sequence[NodeReport], demand: PodDemand, units: ClusterUni
         NodeLine(
             text,
             len(group),
-            tuple(plain(one.node) for one in group[:_NAMES]),
+            tuple(plain(report.node) for report in group[:_NAMES]),
             _gpus(group[0], units) if len(group) == 1 else (),
         )
         for text, group in groups.items()
@@ -105,15 +105,15 @@ def _is_unhealthy(gpu: GpuReport) -> bool:
 
 def _sizes(slices: Sequence[int], units: ClusterUnits) -> str:
     """Free slices as sizes: "6 + 6 GiB", of many GPUs the largest ones."""
-    found = sorted(slices, reverse=True)
-    if not found:
+    largest_first = sorted(slices, reverse=True)
+    if not largest_first:
         return "nothing"
-    shown = [one for one in found if one][:8] or found[:1]
+    shown = [free for free in largest_first if free][:8] or largest_first[:1]
     if units.slice_bytes % _GIB:
-        text = " + ".join(format_bytes(one * units.slice_bytes) for one in shown)
+        text = " + ".join(format_bytes(free * units.slice_bytes) for free in shown)
     else:
-        text = " + ".join(str(one * units.slice_bytes // _GIB) for one in shown) + " GiB"
-    return text + (" + less" if len([one for one in found if one]) > len(shown) else "")
+        text = " + ".join(str(free * units.slice_bytes // _GIB) for free in shown) + " GiB"
+    return text + (" + less" if len([free for free in largest_first if free]) > len(shown) else "")
 
 
 def _models(report: NodeReport) -> str:

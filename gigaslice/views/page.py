@@ -34,7 +34,7 @@ class PageQuery:
 
     @classmethod
     def parse(cls, query: Mapping[str, str]) -> PageQuery:
-        """Reads the query of an address; what makes no sense is as if it were not there."""
+        """Reads the query of an address. A value that makes no sense is ignored."""
         number = query.get("page", "")
         page = int(number) if number.isascii() and number.isdigit() and len(number) < 7 else 0
         return cls(" ".join(query.get("q", "").split())[:_LONGEST], page)
@@ -54,7 +54,7 @@ def render(view: ClusterPicture, query: PageQuery = PageQuery(), at: str = "") -
         _moves(view.moves),
         _nodes(shown, len(nodes), len(view.nodes)),
         _pager(query, page, pages),
-        _totals([one for one in totals(view) if _has(words, _space_text(one))]),
+        _totals([namespace for namespace in totals(view) if _has(words, _space_text(namespace))]),
         _classes(view.classes),
     ]
     return _document(query, at, "\n".join(part for part in parts if part))
@@ -121,7 +121,7 @@ def _waiting(pods: Sequence[WaitingPodView]) -> str:
 
 
 def _waiting_row(pod: WaitingPodView) -> str:
-    lines = [*pod.details, *(f"would help: {one}" for one in pod.helps)]
+    lines = [*pod.details, *(f"would help: {suggestion}" for suggestion in pod.suggestions)]
     why = _t(pod.why)
     if lines:
         items = "".join(f"<li>{_t(line)}</li>" for line in lines)
@@ -146,8 +146,8 @@ def node_text(node: NodeView) -> str:
     return " ".join(dict.fromkeys(words)).lower()
 
 
-def _nodes(nodes: Sequence[NodeView], found: int, of: int) -> str:
-    few = "" if found == of else f"{found} of "
+def _nodes(nodes: Sequence[NodeView], matching: int, of: int) -> str:
+    few = "" if matching == of else f"{matching} of "
     cards = "".join(map(_node_card, nodes)) or '<p class="dim">No node matches.</p>'
     return f'<h2 id="nodes">Nodes ({few}{of})</h2>{cards}'
 
@@ -219,9 +219,9 @@ def _key(space: NamespaceTotals, pod: str) -> str:
 
 def _classes(classes: Sequence[ClassView]) -> str:
     rows = "".join(
-        f"<tr><td>{_t(one.name)}<td>{_t(one.selects)}<td class=n>{one.devices}<td class=n>{one.free}"
-        f'<td class=n>{one.nodes}<td class="warn">{_t(one.problem)}</tr>'
-        for one in classes
+        f"<tr><td>{_t(row.name)}<td>{_t(row.selects)}<td class=n>{row.devices}<td class=n>{row.free}"
+        f'<td class=n>{row.nodes}<td class="warn">{_t(row.problem)}</tr>'
+        for row in classes
     )
     body = (
         '<div class="wide"><table><thead><tr><th>Class<th>Selects<th class=n>GPUs<th class=n>Free<th class=n>Nodes<th>'

@@ -162,32 +162,36 @@ def _node(node: NodeView, *, head: bool = True) -> tuple[str, float, float]:
 
 def _places(gpus: Sequence[GpuView]) -> list[tuple[float, int]]:
     """Where each GPU is: pixels from the left, and its row. NUMA nodes are set apart."""
-    found, x, row, beside = [], 0.0, 0, 0
+    positions, x, row, beside = [], 0.0, 0, 0
     for number, gpu in enumerate(gpus):
         if beside == _PER_ROW:
             x, row, beside = 0.0, row + 1, 0
         elif number and beside and gpus[number - 1].numa != gpu.numa:
             x += _APART
-        found.append((x, row))
+        positions.append((x, row))
         x, beside = x + _BOX + _GAP, beside + 1
-    return found
+    return positions
 
 
 def _brackets(
     node: NodeView, places: Sequence[tuple[float, int]]
 ) -> list[tuple[str, float, float, int, int]]:
     """Label, left, right, row and depth of the groups of GPUs that stand side by side; the nearest ones first."""
-    found: list[tuple[str, float, float, int, int]] = []
-    for group in sorted(node.links, key=lambda one: (len(one.gpus), one.gpus)):
+    brackets: list[tuple[str, float, float, int, int]] = []
+    for group in sorted(node.links, key=lambda links: (len(links.gpus), links.gpus)):
         if not _side_by_side(group, places):
             continue
         row = places[group.gpus[0]][1]
         left, right = places[group.gpus[0]][0], places[group.gpus[-1]][0] + _BOX
-        inside = [one for one in found if one[3] == row and one[1] >= left and one[2] <= right]
-        depth = 1 + max((one[4] for one in inside), default=0)
+        inside = [
+            bracket
+            for bracket in brackets
+            if bracket[3] == row and bracket[1] >= left and bracket[2] <= right
+        ]
+        depth = 1 + max((bracket[4] for bracket in inside), default=0)
         if depth <= 2:
-            found.append((group.kind, left, right, row, depth))
-    return found
+            brackets.append((group.kind, left, right, row, depth))
+    return brackets
 
 
 def _side_by_side(group: LinkGroup, places: Sequence[tuple[float, int]]) -> bool:

@@ -39,16 +39,16 @@ def totals(view: ClusterPicture) -> list[NamespaceTotals]:
         for gpu in node.gpus:
             for holder in gpu.holders:
                 key = (holder.namespace, holder.pod, node.name)
-                one = pods.setdefault(key, PodTotals(holder.namespace, holder.pod, node.name))
-                one.size += holder.slices * gpu.slice_bytes
-                one.gpus += 1
-                one.whole += holder.slices >= gpu.slices
-                if gpu.model not in one.models:
-                    one.models = (*one.models, gpu.model)
+                pod_totals = pods.setdefault(key, PodTotals(holder.namespace, holder.pod, node.name))
+                pod_totals.size += holder.slices * gpu.slice_bytes
+                pod_totals.gpus += 1
+                pod_totals.whole += holder.slices >= gpu.slices
+                if gpu.model not in pod_totals.models:
+                    pod_totals.models = (*pod_totals.models, gpu.model)
     spaces: dict[str, NamespaceTotals] = {}
-    for one in sorted(pods.values(), key=lambda pod: (-pod.size, pod.namespace, pod.pod, pod.node)):
-        space = spaces.setdefault(one.namespace, NamespaceTotals(one.namespace))
-        space.size += one.size
-        space.gpus += one.gpus
-        space.pods.append(one)
+    for pod_totals in sorted(pods.values(), key=lambda pod: (-pod.size, pod.namespace, pod.pod, pod.node)):
+        space = spaces.setdefault(pod_totals.namespace, NamespaceTotals(pod_totals.namespace))
+        space.size += pod_totals.size
+        space.gpus += pod_totals.gpus
+        space.pods.append(pod_totals)
     return sorted(spaces.values(), key=lambda space: (-space.size, space.namespace))

@@ -1,4 +1,4 @@
-"""The webhook's certificates: made, judged and renewed here; stored and served elsewhere (`rotation`). No I/O.
+"""The webhook's certificates: how they are issued, checked and renewed. `rotation` stores and serves them. No I/O.
 
 A certification authority of our own signs the serving certificate, and the API server trusts it through the caBundle of
 the webhook configurations. Both are renewed long before their end. A new authority is trusted a day before anything is
@@ -20,7 +20,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gigaslice.errors import InputError
 
-__all__ = ["CertificateError", "Certificates", "due", "fresh", "read_certificates", "renewed", "salvaged"]
+__all__ = [
+    "CertificateError",
+    "Certificates",
+    "issue_certificates",
+    "read_certificates",
+    "readable_authorities",
+    "renew_certificates",
+    "renewal_reason",
+]
 
 AUTHORITY_LIFE = datetime.timedelta(days=3650)
 SERVING_LIFE = datetime.timedelta(days=180)
@@ -49,7 +57,7 @@ class Certificates:
     @property
     def bundle(self) -> bytes:
         """What the API server is to trust, as PEM."""
-        return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in self.authorities)
+        return b"".join(authority.public_bytes(serialization.Encoding.PEM) for authority in self.authorities)
 
     @property
     def chain(self) -> bytes:
@@ -66,40 +74,50 @@ class Certificates:
         }
 
 
-def fresh(host: str, now: Time, trusted: tuple[x509.Certificate, ...] = ()) -> Certificates:
+def issue_certificates(host: str, now: Time, trusted: tuple[x509.Certificate, ...] = ()) -> Certificates:
     """Returns certificates made anew for the host; the authorities in trusted stay trusted."""
     authority, key = _authority(now)
     serving, serving_key = _serving(host, now, authority, key)
     return Certificates(_living((authority, *trusted), now), key, serving, serving_key)
 
 
-def due(found: Certificates, host: str, now: Time) -> str:
+def renewal_reason(certificates: Certificates, host: str, now: Time) -> str:
     """Returns why the certificates are to be renewed now; empty where they are not."""
-    newest = found.authorities[0]
+    newest = certificates.authorities[0]
     if _is_spent(newest, now):
         return "the authority is old"
-    if _is_spent(found.serving, now):
+    if _is_spent(certificates.serving, now):
         return "the serving certificate is old"
-    if now < found.serving.not_valid_before_utc:
+    if now < certificates.serving.not_valid_before_utc:
         return "the serving certificate is of the future"
-    if not _is_for(found.serving, host):
+    if not _is_for(certificates.serving, host):
         return "the serving certificate is for another host"
-    if not _is_signed(found.serving, newest) and now >= newest.not_valid_before_utc + SKEW + OVERLAP:
+    if not _is_signed(certificates.serving, newest) and now >= newest.not_valid_before_utc + SKEW + OVERLAP:
         return "the serving certificate is of the authority before"
     return ""
 
 
-def renewed(found: Certificates, host: str, now: Time) -> Certificates:
-    """Returns the certificates with what is due replaced: the authority alone first, what it signs a day later."""
-    if _is_spent(found.authorities[0], now):
+def renew_certificates(certificates: Certificates, host: str, now: Time) -> Certificates:
+    """Returns the certificates with what is due replaced.
+
+    A new authority comes alone. The serving certificate that it signs follows a day later.
+    """
+    if _is_spent(certificates.authorities[0], now):
         authority, key = _authority(now)
-        found = replace(found, authorities=_living((authority, *found.authorities), now), authority_key=key)
-        alive = now < found.serving.not_valid_after_utc - OVERLAP and _is_for(found.serving, host)
-        if alive and not now < found.serving.not_valid_before_utc:
-            return found
-    serving, serving_key = _serving(host, now, found.authorities[0], found.authority_key)
+        certificates = replace(
+            certificates, authorities=_living((authority, *certificates.authorities), now), authority_key=key
+        )
+        alive = now < certificates.serving.not_valid_after_utc - OVERLAP and _is_for(
+            certificates.serving, host
+        )
+        if alive and not now < certificates.serving.not_valid_before_utc:
+            return certificates
+    serving, serving_key = _serving(host, now, certificates.authorities[0], certificates.authority_key)
     return replace(
-        found, authorities=_living(found.authorities, now), serving=serving, serving_key=serving_key
+        certificates,
+        authorities=_living(certificates.authorities, now),
+        serving=serving,
+        serving_key=serving_key,
     )
 
 
@@ -111,7 +129,7 @@ def read_certificates(data: Mapping[str, bytes], now: Time) -> Certificates:
     """
     try:
         authorities = tuple(x509.load_pem_x509_certificates(data["ca.crt"]))
-        found = Certificates(
+        certificates = Certificates(
             _living(authorities, now),
             _key(data["ca.key"]),
             x509.load_pem_x509_certificate(data["tls.crt"]),
@@ -121,20 +139,20 @@ def read_certificates(data: Mapping[str, bytes], now: Time) -> Certificates:
         raise CertificateError(f"{error.args[0]} is missing") from None
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise CertificateError(f"a certificate or key cannot be read: {error}") from None
-    if not found.authorities or found.authorities[0] != authorities[0]:
+    if not certificates.authorities or certificates.authorities[0] != authorities[0]:
         raise CertificateError("the authority has ended")
-    if found.authorities[0].public_key() != found.authority_key.public_key():
+    if certificates.authorities[0].public_key() != certificates.authority_key.public_key():
         raise CertificateError("ca.key is not the key of ca.crt")
-    if found.serving.public_key() != found.serving_key.public_key():
+    if certificates.serving.public_key() != certificates.serving_key.public_key():
         raise CertificateError("tls.key is not the key of tls.crt")
-    if not any(_is_signed(found.serving, one) for one in found.authorities):
+    if not any(_is_signed(certificates.serving, authority) for authority in certificates.authorities):
         raise CertificateError("tls.crt is signed by none of ca.crt")
-    if now >= found.serving.not_valid_after_utc:
+    if now >= certificates.serving.not_valid_after_utc:
         raise CertificateError("tls.crt has ended")
-    return found
+    return certificates
 
 
-def salvaged(data: Mapping[str, bytes], now: Time) -> tuple[x509.Certificate, ...]:
+def readable_authorities(data: Mapping[str, bytes], now: Time) -> tuple[x509.Certificate, ...]:
     """Returns the authorities of data that cannot be used as a whole: other replicas may still serve by them."""
     try:
         return _living(tuple(x509.load_pem_x509_certificates(data.get("ca.crt", b""))), now)
@@ -205,26 +223,26 @@ def _usage(signs: bool) -> x509.KeyUsage:
 
 
 def _living(authorities: tuple[x509.Certificate, ...], now: Time) -> tuple[x509.Certificate, ...]:
-    living = [one for one in dict.fromkeys(authorities) if now < one.not_valid_after_utc]
+    living = [authority for authority in dict.fromkeys(authorities) if now < authority.not_valid_after_utc]
     return tuple(living[:_MOST_AUTHORITIES])
 
 
-def _is_spent(one: x509.Certificate, now: Time) -> bool:
-    life = one.not_valid_after_utc - one.not_valid_before_utc
-    return now >= one.not_valid_before_utc + life * _SPENT
+def _is_spent(certificate: x509.Certificate, now: Time) -> bool:
+    life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+    return now >= certificate.not_valid_before_utc + life * _SPENT
 
 
-def _is_for(one: x509.Certificate, host: str) -> bool:
+def _is_for(certificate: x509.Certificate, host: str) -> bool:
     try:
-        names = one.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return False
     return host in names.get_values_for_type(x509.DNSName)
 
 
-def _is_signed(one: x509.Certificate, authority: x509.Certificate) -> bool:
+def _is_signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
-        one.verify_directly_issued_by(authority)
+        certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True

@@ -13,13 +13,13 @@ from gigaslice.cluster.demand import asks_for_gpus
 from gigaslice.webhook.admission_pod import AdmissionPod, ContainerRequest
 from gigaslice.webhook.facts import AdmissionFacts
 
-__all__ = ["DEFAULT_SCHEDULER", "patch_of", "raw_units", "shares_beside_others"]
+__all__ = ["DEFAULT_SCHEDULER", "completion_patch", "raw_units", "shares_beside_others"]
 
 DEFAULT_SCHEDULER = "default-scheduler"
 """What the API server writes into pods that choose no scheduler."""
 
 
-def patch_of(admission: AdmissionPod, facts: AdmissionFacts) -> list[dict[str, Any]]:
+def completion_patch(admission: AdmissionPod, facts: AdmissionFacts) -> list[dict[str, Any]]:
     """Returns what to add to a pod's document, as operations of a JSON Patch; empty where nothing is missing."""
     patch: list[dict[str, Any]] = []
     for container in admission.asking:
@@ -43,10 +43,10 @@ def raw_units(container: ContainerRequest, facts: AdmissionFacts) -> dict[str, i
         return {}
     units: dict[str, int] = {}
     for name, count in container.classes.items():
-        known = facts.classes.get(name)
-        if known is None or count is None or count < 1:
+        resource_class = facts.classes.get(name)
+        if resource_class is None or count is None or count < 1:
             return {}
-        share = known.share.memory_bytes if known.share else 0
+        share = resource_class.share.memory_bytes if resource_class.share else 0
         unit = facts.units.memory_resource if share else facts.units.gpu_resource
         units[unit] = units.get(unit, 0) + count * (facts.slices(share) if share else 1)
     return units

@@ -50,13 +50,13 @@ class AdmissionFacts:
     @cached_property
     def gpu_names(self) -> frozenset[str]:
         """The resources by which GPUs are counted."""
-        offered = {one.resource for node in self.nodes.values() for one in node.gpus}
+        offered = {gpu.resource for node in self.nodes.values() for gpu in node.gpus}
         whole = {node.whole_resource for node in self.nodes.values() if node.whole_resource}
         return frozenset({*offered, *whole, self.units.memory_resource, self.units.gpu_resource})
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The resources of ours that a container may ask for, classes left aside."""
+        """The resources of ours that a container may ask for, without the classes."""
         return self.gpu_names | self.resources | {_RDMA}
 
     def counts_gpus(self, resource: str) -> bool:
@@ -65,22 +65,22 @@ class AdmissionFacts:
 
     def most_of_class(self, name: str, slices: int) -> int:
         """Returns how many GPUs of a class one node has at most, of those with so many slices or more."""
-        found = self._most_of_class.get((name, slices))
-        if found is None:
+        most = self._most_of_class.get((name, slices))
+        if most is None:
             matches = self.classes[name].matches
-            found = self._most(
-                lambda node, one: int(one.gpu.slices >= slices and matches(one.all_properties(node)))
+            most = self._most(
+                lambda node, gpu: int(gpu.gpu.slices >= slices and matches(gpu.all_properties(node)))
             )
-            self._most_of_class[name, slices] = found
-        return found
+            self._most_of_class[name, slices] = most
+        return most
 
     def most_slices(self, resource: str) -> int:
         """Returns how many slices of a resource one node has at most."""
-        found = self._most_slices.get(resource)
-        if found is None and resource in self.names:
-            found = self._most(lambda _, one: one.gpu.slices if one.resource == resource else 0)
-            self._most_slices[resource] = found
-        return found or 0
+        most = self._most_slices.get(resource)
+        if most is None and resource in self.names:
+            most = self._most(lambda _, gpu: gpu.gpu.slices if gpu.resource == resource else 0)
+            self._most_slices[resource] = most
+        return most or 0
 
     @cached_property
     def most_gpus(self) -> int:
@@ -90,7 +90,7 @@ class AdmissionFacts:
     @cached_property
     def largest_gpu(self) -> int:
         """Slices of the largest GPU."""
-        return max((one.gpu.slices for _, one in self._gpus()), default=0)
+        return max((gpu.gpu.slices for _, gpu in self._gpus()), default=0)
 
     @cached_property
     def _most_slices(self) -> dict[str, int]:
@@ -101,9 +101,9 @@ class AdmissionFacts:
         return {}
 
     def _gpus(self) -> Iterator[tuple[str, InventoryGpu]]:
-        return ((name, one) for name, node in self.nodes.items() for one in node.gpus)
+        return ((name, gpu) for name, node in self.nodes.items() for gpu in node.gpus)
 
     def _most(self, count: Callable[[str, InventoryGpu], int]) -> int:
         return max(
-            (sum(count(name, one) for one in node.gpus) for name, node in self.nodes.items()), default=0
+            (sum(count(name, gpu) for gpu in node.gpus) for name, node in self.nodes.items()), default=0
         )

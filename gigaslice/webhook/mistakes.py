@@ -1,4 +1,4 @@
-"""What is wrong with a pod that asks for ours, each as a sentence that says what to write instead. Pure.
+"""The mistakes in a pod that asks for resources of ours, each as a sentence that says what to write instead. Pure.
 
 Only what no cluster state could mend is a mistake; the rest is the scheduler's to answer, since a class and a node may
 come at any time. A pod that names a class must be sure to pass our scheduler: its names are ignored by every other one,
@@ -42,7 +42,7 @@ SHARE_BESIDE_OTHERS = "one with a share stands beside others: give it a containe
 
 @dataclass(slots=True)
 class Findings:
-    """What is said about a pod. mistakes: why it is refused. warnings: what its author should see all the same."""
+    """What was found in a pod. mistakes: why it is refused. warnings: what its author should see all the same."""
 
     mistakes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -59,68 +59,68 @@ def findings(admission: AdmissionPod, facts: AdmissionFacts, completed: bool) ->
     Args:
         admission: The pod, as the API server sent it.
         facts: What is known of the cluster.
-        completed: Whether the pod has passed `patch_of`, so that raw units and scheduler must be there.
+        completed: Whether the pod has passed `completion_patch`, so that raw units and scheduler must be there.
     """
-    found = Findings()
+    findings = Findings()
     if not admission.asking:
-        return found
+        return findings
     if ASSIGNMENT in admission.pod.annotations:
-        found.mistakes.append(f"{ASSIGNMENT} is written by the scheduler; leave it out")
+        findings.mistakes.append(f"{ASSIGNMENT} is written by the scheduler; leave it out")
     for container in admission.asking:
-        if found.enough:
+        if findings.enough:
             break
-        _names(container, facts, found)
-        _counts(container, found)
-        _shares(container, facts, found)
-    _annotations(admission, found)
-    _route(admission, facts, completed, found)
-    if not found.mistakes:
-        _demand(admission, facts, found)
-    if not found.mistakes:
-        _size(admission, facts, found)
-    return found
+        _names(container, facts, findings)
+        _counts(container, findings)
+        _shares(container, facts, findings)
+    _annotations(admission, findings)
+    _route(admission, facts, completed, findings)
+    if not findings.mistakes:
+        _demand(admission, facts, findings)
+    if not findings.mistakes:
+        _size(admission, facts, findings)
+    return findings
 
 
-def _names(container: ContainerRequest, facts: AdmissionFacts, found: Findings) -> None:
+def _names(container: ContainerRequest, facts: AdmissionFacts, findings: Findings) -> None:
     """Names that no class and no node has."""
     for name in sorted(container.counts):
-        if found.enough:
+        if findings.enough:
             return
-        said = f"container {container.name}: {plain(name)}"
+        subject = f"container {container.name}: {plain(name)}"
         if name.startswith(CLASS_PREFIX):
-            known = name.removeprefix(CLASS_PREFIX)
-            if known not in facts.classes:
-                found.mistakes.append(f"{said}: there is no such class; {_classes(known, facts)}")
+            class_name = name.removeprefix(CLASS_PREFIX)
+            if class_name not in facts.classes:
+                findings.mistakes.append(f"{subject}: there is no such class; {_classes(class_name, facts)}")
         elif name not in facts.names and not facts.units.is_memory(name):
-            _unknown(said, name, facts, found)
+            _unknown(subject, name, facts, findings)
         elif name not in facts.names:
-            found.warnings.append(f"{said}: no node offers it now; the pod waits for one")
+            findings.warnings.append(f"{subject}: no node offers it now; the pod waits for one")
 
 
-def _unknown(said: str, name: str, facts: AdmissionFacts, found: Findings) -> None:
-    """A resource that is none of ours as far as is known: refused where it is certain what was meant.
+def _unknown(subject: str, name: str, facts: AdmissionFacts, findings: Findings) -> None:
+    """Judges a resource that nobody here offers: it is refused where it is certain what was meant.
 
     Any other name under our domain may be of a newer agent, or of one whose settings are not known here.
     """
     domain, _, rest = name.partition("/")
     if domain == GROUP:
-        ours = {one.removeprefix(GROUP + "/") for one in facts.names if one.startswith(GROUP + "/")}
-        near = _nearest(rest, ours)
+        ours = {name.removeprefix(GROUP + "/") for name in facts.names if name.startswith(GROUP + "/")}
+        nearest = _nearest(rest, ours)
         if rest in facts.classes:
-            found.mistakes.append(f"{said} is a class; write {CLASS_PREFIX}{rest}")
-        elif near:
-            found.mistakes.append(f"{said}: there is no such resource; did you mean {GROUP}/{near}?")
+            findings.mistakes.append(f"{subject} is a class; write {CLASS_PREFIX}{rest}")
+        elif nearest:
+            findings.mistakes.append(f"{subject}: there is no such resource; did you mean {GROUP}/{nearest}?")
         elif rest.partition(".")[0] in _ANNOTATIONS:
-            found.mistakes.append(
-                f"{said} is no resource but an annotation; write it under metadata.annotations"
+            findings.mistakes.append(
+                f"{subject} is no resource but an annotation; write it under metadata.annotations"
             )
         else:
             offered = ", ".join(sorted(facts.names))
-            found.warnings.append(f"{said}: no node is known to offer it; there are {offered}")
+            findings.warnings.append(f"{subject}: no node is known to offer it; there are {offered}")
     elif _nearest(domain, [GROUP, CLASS_PREFIX.rstrip("/")]):
-        near = _nearest(name, [*facts.names, *(CLASS_PREFIX + one for one in facts.classes)])
-        hint = f"did you mean {near}?" if near else f"our names begin with {GROUP}/ or {CLASS_PREFIX}"
-        found.mistakes.append(f"{said}: there is no such resource; {hint}")
+        nearest = _nearest(name, [*facts.names, *(CLASS_PREFIX + class_name for class_name in facts.classes)])
+        hint = f"did you mean {nearest}?" if nearest else f"our names begin with {GROUP}/ or {CLASS_PREFIX}"
+        findings.mistakes.append(f"{subject}: there is no such resource; {hint}")
 
 
 def _classes(name: str, facts: AdmissionFacts) -> str:
@@ -140,39 +140,39 @@ def _nearest(word: str, words: Collection[str]) -> str:
     return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=_NEAR)), "")
 
 
-def _counts(container: ContainerRequest, found: Findings) -> None:
+def _counts(container: ContainerRequest, findings: Findings) -> None:
     for name in sorted(container.only_requested):
-        found.mistakes.append(
+        findings.mistakes.append(
             f"container {container.name}: {plain(name)} stands under requests alone; write it under limits"
         )
     for name, count in sorted(container.counts.items()):
-        if found.enough:
+        if findings.enough:
             return
         if count is None or count < 1:
-            found.mistakes.append(
+            findings.mistakes.append(
                 f"container {container.name}: {plain(name)} must be a whole number from 1 up; to ask for none, leave "
                 "the line out"
             )
 
 
-def _shares(container: ContainerRequest, facts: AdmissionFacts, found: Findings) -> None:
+def _shares(container: ContainerRequest, facts: AdmissionFacts, findings: Findings) -> None:
     """Several classes with shares, whose sum nobody has written. Beside a class without one they are `_demand`'s."""
     shares = shares_beside_others(container, facts)
     if len(shares) < len(container.classes) or any(map(facts.counts_gpus, container.counts)):
         return
     if shares:
         classes = " and ".join(shares)
-        found.mistakes.append(
+        findings.mistakes.append(
             f"container {container.name}: {classes} are classes of which {SHARE_BESIDE_OTHERS}, or write their sum as "
             f"{facts.units.memory_resource} beside them"
         )
 
 
-def _annotations(admission: AdmissionPod, found: Findings) -> None:
+def _annotations(admission: AdmissionPod, findings: Findings) -> None:
     """Names under our prefix that mean nothing."""
     containers = admission.container_names
     for key in sorted(admission.pod.annotations):
-        if found.enough:
+        if findings.enough:
             return
         if not key.startswith(PREFIX) or key == ASSIGNMENT:
             continue
@@ -182,36 +182,36 @@ def _annotations(admission: AdmissionPod, found: Findings) -> None:
         if name not in _ANNOTATIONS:
             near = _nearest(name, _ANNOTATIONS)
             hint = f"did you mean {PREFIX}{near}?" if near else f"there are {', '.join(sorted(_ANNOTATIONS))}"
-            found.mistakes.append(f"annotation {plain(key)}: there is no such annotation; {hint}")
+            findings.mistakes.append(f"annotation {plain(key)}: there is no such annotation; {hint}")
         elif dot and container not in containers:
             near = _nearest(container, containers) if len(containers) <= _FEW else ""
             hint = f"did you mean {PREFIX}{name}.{near}?" if near else f"there are {_some(containers)}"
-            found.mistakes.append(f"annotation {plain(key)}: the pod has no such container; {hint}")
+            findings.mistakes.append(f"annotation {plain(key)}: the pod has no such container; {hint}")
 
 
-def _route(admission: AdmissionPod, facts: AdmissionFacts, completed: bool, found: Findings) -> None:
+def _route(admission: AdmissionPod, facts: AdmissionFacts, completed: bool, findings: Findings) -> None:
     """Ways past our scheduler, for a pod that names a class."""
-    classed = [one for one in admission.asking if one.classes]
+    classed = [container for container in admission.asking if container.classes]
     if not classed:
         return
     if admission.pod.node:
-        found.mistakes.append(
+        findings.mistakes.append(
             "a pod that names a GPU class is bound by the scheduler, which chooses its GPUs; leave spec.nodeName out, "
             "and write a nodeSelector such as kubernetes.io/hostname where it must be that node"
         )
     chosen = admission.pod.scheduler or DEFAULT_SCHEDULER
     if chosen != facts.scheduler and (completed or chosen != DEFAULT_SCHEDULER):
-        found.mistakes.append(
+        findings.mistakes.append(
             f'schedulerName "{plain(chosen)}" does not see GPU classes and would bind the pod to any node; write '
             f'"{facts.scheduler}", or leave it out'
         )
-    for one in classed if completed else ():
-        if found.enough:
+    for container in classed if completed else ():
+        if findings.enough:
             return
-        if missing := raw_units(one, facts):
+        if missing := raw_units(container, facts):
             lines = " and ".join(f"{name}: {count}" for name, count in missing.items())
-            found.mistakes.append(
-                f"container {one.name}: its class needs {lines} beside it; add it to the limits"
+            findings.mistakes.append(
+                f"container {container.name}: its class needs {lines} beside it; add it to the limits"
             )
 
 
@@ -229,20 +229,20 @@ def _slices(container: ContainerRequest, facts: AdmissionFacts) -> int:
     return sum(count or 0 for name, count in container.counts.items() if facts.units.is_memory(name))
 
 
-def _demand(admission: AdmissionPod, facts: AdmissionFacts, found: Findings) -> None:
+def _demand(admission: AdmissionPod, facts: AdmissionFacts, findings: Findings) -> None:
     """What the scheduler would refuse whatever the nodes have: annotations that contradict each other or the counts."""
     demand = demand_of(admission.pod, facts.classes, facts.units)
     if isinstance(demand, Refusal):
-        found.mistakes.append(demand.text)
+        findings.mistakes.append(demand.text)
 
 
-def _size(admission: AdmissionPod, facts: AdmissionFacts, found: Findings) -> None:
+def _size(admission: AdmissionPod, facts: AdmissionFacts, findings: Findings) -> None:
     """What no node has, even empty: a warning where nodes may come, or where there is nothing of the kind at all."""
     if not facts.nodes:
         return
     annotations = annotations_by_container(admission.pod.annotations)
     for container in admission.asking:
-        if found.enough:
+        if findings.enough:
             return
         for much, most, what in _measures(container, annotations(container.name), facts):
             if much <= most:
@@ -251,13 +251,13 @@ def _size(admission: AdmissionPod, facts: AdmissionFacts, found: Findings) -> No
                 f"container {container.name}: {much} {what} are more than any node has, which is {most}"
             )
             if facts.nodes_may_come:
-                found.warnings.append(f"{sentence}; the pod waits for a larger node")
+                findings.warnings.append(f"{sentence}; the pod waits for a larger node")
             elif not most:
-                found.warnings.append(
+                findings.warnings.append(
                     f"container {container.name}: no node has {what} now; the pod waits for one"
                 )
             else:
-                found.mistakes.append(f"{sentence}; ask for {most} at most")
+                findings.mistakes.append(f"{sentence}; ask for {most} at most")
 
 
 def _measures(

@@ -12,7 +12,7 @@ from gigaslice.errors import InputError
 from gigaslice.kube.pod_fields import FieldError
 from gigaslice.text import plain
 from gigaslice.webhook.admission_pod import AdmissionPod, read_admission_pod
-from gigaslice.webhook.complete import patch_of
+from gigaslice.webhook.complete import completion_patch
 from gigaslice.webhook.facts import AdmissionFacts
 from gigaslice.webhook.mistakes import findings
 
@@ -93,22 +93,22 @@ def write_review(uid: str, answer: ReviewAnswer) -> dict[str, Any]:
         text = json.dumps(answer.patch, separators=(",", ":")).encode()
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(text).decode()}
     if answer.warnings:
-        response["warnings"] = [one[:_LONGEST_WARNING] for one in answer.warnings[:_MOST_WARNINGS]]
+        response["warnings"] = [warning[:_LONGEST_WARNING] for warning in answer.warnings[:_MOST_WARNINGS]]
     return {"apiVersion": _API, "kind": "AdmissionReview", "response": response}
 
 
 def answer_mutate(admission: AdmissionPod, facts: AdmissionFacts) -> ReviewAnswer:
     """Completes a pod, or refuses it for what no completion mends; warnings are left to the second question."""
-    found = findings(admission, facts, completed=False)
-    if found.mistakes:
-        return ReviewAnswer(_sentence(found.mistakes))
-    return ReviewAnswer(patch=tuple(patch_of(admission, facts)))
+    checked = findings(admission, facts, completed=False)
+    if checked.mistakes:
+        return ReviewAnswer(_sentence(checked.mistakes))
+    return ReviewAnswer(patch=tuple(completion_patch(admission, facts)))
 
 
 def answer_validate(admission: AdmissionPod, facts: AdmissionFacts) -> ReviewAnswer:
     """Checks a pod as it is going to be stored, after everything that changes pods."""
-    found = findings(admission, facts, completed=True)
-    return ReviewAnswer(_sentence(found.mistakes), tuple(map(plain, dict.fromkeys(found.warnings))))
+    checked = findings(admission, facts, completed=True)
+    return ReviewAnswer(_sentence(checked.mistakes), tuple(map(plain, dict.fromkeys(checked.warnings))))
 
 
 def _sentence(mistakes: list[str]) -> str:

@@ -26,11 +26,11 @@ from gigaslice.runtime.logs import get_logger
 from gigaslice.webhook.certificates import (
     CertificateError,
     Certificates,
-    due,
-    fresh,
+    issue_certificates,
     read_certificates,
-    renewed,
-    salvaged,
+    readable_authorities,
+    renew_certificates,
+    renewal_reason,
 )
 
 __all__ = ["WebhookCertificates"]
@@ -95,7 +95,7 @@ class WebhookCertificates:
             await asyncio.sleep(_PERIOD if await self._pass() else _RETRY)
 
     async def _pass(self) -> bool:
-        """One pass, which reports what stands in its way and says whether it is through."""
+        """Makes one pass and logs what fails. Returns whether the pass was completed."""
         try:
             await self.once()
         except ApiFailure as error:
@@ -111,38 +111,38 @@ class WebhookCertificates:
         Raises:
             ApiFailure: The API server was not reached, or refused.
         """
-        found = await _twice(self._stored)
+        certificates = await _twice(self._stored)
         for path in self._configurations:
-            await _twice(partial(self._trust, path, found.bundle))
-        if found.chain != self._served:
-            self._load(found.chain)
-            self._served = found.chain
+            await _twice(partial(self._trust, path, certificates.bundle))
+        if certificates.chain != self._served:
+            self._load(certificates.chain)
+            self._served = certificates.chain
             self._log.info(
                 "webhook certificate loaded",
-                until=found.serving.not_valid_after_utc.isoformat(),
+                until=certificates.serving.not_valid_after_utc.isoformat(),
                 host=self._host,
             )
 
     async def _stored(self) -> Certificates:
-        """The certificates of the Secret, after what is due was done to them."""
+        """Returns the certificates of the Secret. What is due to be renewed is renewed and stored first."""
         secret = await self._api.get(self._secret)
         now = self._clock()
         data = _data(secret)
         try:
-            found = read_certificates(data, now)
-            reason = due(found, self._host, now)
+            certificates = read_certificates(data, now)
+            reason = renewal_reason(certificates, self._host, now)
             if not reason:
-                return found
-            better = renewed(found, self._host, now)
+                return certificates
+            renewed = renew_certificates(certificates, self._host, now)
         except CertificateError as error:
             reason = str(error)
-            better = fresh(self._host, now, salvaged(data, now))
+            renewed = issue_certificates(self._host, now, readable_authorities(data, now))
             if data:
                 self._log.warning("webhook certificates unusable; replaced", detail=reason)
-        encoded = {key: base64.b64encode(value).decode() for key, value in better.encode().items()}
+        encoded = {key: base64.b64encode(value).decode() for key, value in renewed.encode().items()}
         await self._api.put(self._secret, {**secret, "data": encoded})
         self._log.info("webhook certificates written", detail=reason)
-        return better
+        return renewed
 
     async def _trust(self, path: str, bundle: bytes) -> None:
         """Writes the authorities into a configuration, where they are not yet there."""
@@ -185,11 +185,11 @@ async def _twice(write: Callable[[], Awaitable[T]]) -> T:
 
 
 def _data(secret: Mapping[str, Any]) -> dict[str, bytes]:
-    """The data of a Secret; what is no base64 is garbled like anything else."""
-    found = {}
+    """Returns the data of a Secret. A value that is no base64 reads as empty, which no certificate is."""
+    decoded = {}
     for key, value in (secret.get("data") or {}).items():
         try:
-            found[str(key)] = base64.b64decode(value, validate=True)
+            decoded[str(key)] = base64.b64decode(value, validate=True)
         except (binascii.Error, TypeError, ValueError):
-            found[str(key)] = b""
-    return found
+            decoded[str(key)] = b""
+    return decoded

@@ -42,14 +42,14 @@ def routes(
 
     def endpoint(path: str, decide: Callable[[AdmissionPod, AdmissionFacts], ReviewAnswer]) -> web.RouteDef:
         async def handle(request: web.Request) -> web.Response:
-            known = facts()
-            if not known.synced:
+            current = facts()
+            if not current.synced:
                 return web.Response(status=503, text="the cluster's state is not read yet; try again")
             try:
                 review = read_review(orjson.loads(await _body(request)))
             except (ReviewError, ValueError) as error:
                 return web.Response(status=400, text=str(error))
-            answer = ReviewAnswer() if review.pod is None else decide(review.pod, known)
+            answer = ReviewAnswer() if review.pod is None else decide(review.pod, current)
             count(path, not answer.message)
             body = orjson.dumps(write_review(review.uid, answer))
             return web.Response(body=body, content_type="application/json")
@@ -65,9 +65,9 @@ async def _body(request: web.Request) -> bytes:
     if encoding != "identity":
         raise ValueError(f"Content-Encoding {plain(encoding)[:40]} is not read; send the JSON as it is")
     try:
-        found = await request.read()
+        body = await request.read()
     except web.HTTPRequestEntityTooLarge:
         raise ValueError("more bytes than an object of the API has") from None
     except (web.RequestPayloadError, HttpProcessingError) as error:
         raise ValueError("the body is not sent as its headers say") from error
-    return found
+    return body

@@ -31,7 +31,7 @@ from gigaslice.model import Gpu, Topology
 from gigaslice.role_settings import load
 from gigaslice.runtime.metrics import Exposition
 from gigaslice.webhook.admission_pod import read_admission_pod
-from gigaslice.webhook.complete import patch_of
+from gigaslice.webhook.complete import completion_patch
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer, Fault
 
@@ -358,7 +358,7 @@ def test_renamed_resources_count_and_stand_for_classes(api: ApiServer, tmp_path:
             await until(lambda: "nvidia.h100" in parts.facts().classes)
             assert {one.name for one in parts.feed.pods.values()} == {"slices", "whole"}
             asks = {"limits": {"gpuclass.gigaslice.io/nvidia.h100": "1"}}
-            patch = patch_of(
+            patch = completion_patch(
                 read_admission_pod({"spec": {"containers": [{"name": "c", "resources": asks}]}}),
                 parts.facts(),
             )

@@ -47,7 +47,7 @@ from gigaslice.deviceplugin.device_id import parse_device_id, whole_gpu_device_i
 from gigaslice.errors import CheckpointError, GigasliceError, InputError, SizeError, StateError
 from gigaslice.kube.decode import Gone, parse_change, parse_list, parse_pod, unread_pod
 from gigaslice.kube.fields import object_at, objects_at
-from gigaslice.kube.quantity import whole
+from gigaslice.kube.quantity import parse_quantity
 from gigaslice.kubeapi import informer, lease
 from gigaslice.kubeapi.client import ApiFailure, KubeAnswer, KubeClient
 from gigaslice.kubeapi.cluster_objects import gpu_pod, node_facts, unread_gpu_pod
@@ -344,9 +344,9 @@ DECODERS: tuple[Decoder, ...] = (
     Decoder("sizes", (AGENT, *CLUSTER, CLI), _plain(lambda text: (amount_of(text), parse_bytes(text))), lambda: (
         "8GiB", "11441MiB", "1.5e3", "80Gi",
     ), (SizeError,), ("gigaslice.units:parse_bytes", "gigaslice.units:_parsed"), 0.5),
-    Decoder("quantities", (AGENT, *CLUSTER, DATASET), _plain(whole), lambda: ("8", "1Ki", "12E0", "100m", "-3e2"), (
-        ValueError,
-    ), (), 0.5),
+    Decoder("quantities", (AGENT, *CLUSTER, DATASET), _plain(parse_quantity), lambda: (
+        "8", "1Ki", "12E0", "100m", "-3e2",
+    ), (ValueError,), ("gigaslice.kube.quantity:parse_quantity",), 0.5),
     Decoder("device IDs", (AGENT,), _whole(parse_device_id), lambda: (f"{seeds.uuid(0)}/7",), (GigasliceError,), (
         "gigaslice.deviceplugin.device_id:parse_device_id",
     ), 0.5),

@@ -12,7 +12,7 @@ import yaml
 from gigaslice.classes.automatic import class_name
 from gigaslice.classes.resource_class import parse_resource_class
 from gigaslice.webhook.admission_pod import read_admission_pod
-from gigaslice.webhook.complete import patch_of
+from gigaslice.webhook.complete import completion_patch
 from gigaslice.webhook.facts import AdmissionFacts
 from gigaslice.webhook.reviews import answer_mutate
 from tests.unit.docs.test_docs import ROOT, fences
@@ -73,7 +73,7 @@ def test_admission_takes_every_pod():
     assert len(of("Pod")) == 4
     for pod in of("Pod"):
         assert not answer_mutate(read_admission_pod(pod), FACTS).message
-        assert patch_of(read_admission_pod(pod), FACTS), "the examples are the short form"
+        assert completion_patch(read_admission_pod(pod), FACTS), "the examples are the short form"
 
 
 def test_the_lines_for_an_own_scheduler_are_those_of_the_chart():

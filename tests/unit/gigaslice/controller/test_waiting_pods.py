@@ -41,9 +41,9 @@ def pod(
 
 
 def told(pods: WaitingPods, now: float) -> dict[str, str]:
-    found = pods.due(now)
+    found = pods.due_notices(now)
     for notice in found:
-        pods.told(notice, now)
+        pods.note_sent(notice, now)
     return {notice.pod.uid: notice.reason for notice in found}
 
 
@@ -105,7 +105,7 @@ def test_which_pods_are_followed(one: Pod, waits: bool):
 def test_a_class_pod_that_another_scheduler_bound_is_told_so():
     pods = WaitingPods(state("n1"), "ours")
     pods.put(pod("p", "n1", h100=1), 0.0)
-    (notice,) = pods.due(0.0)
+    (notice,) = pods.due_notices(0.0)
     assert notice.reason == "ResourceClassNotServed"
     assert "set schedulerName: ours" in notice.text
     assert list(pods.waiting()) == []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigaslice.kube.quantity import MOST, whole
+from gigaslice.kube.quantity import MOST, parse_quantity
 
 
 @pytest.mark.parametrize("text, value", [
@@ -22,7 +22,7 @@ from gigaslice.kube.quantity import MOST, whole
     ("9223372036854775808", MOST),
 ])  # fmt: skip
 def test_quantities(text, value):
-    assert whole(text) == value
+    assert parse_quantity(text) == value
 
 
 @pytest.mark.parametrize("text", [
@@ -32,7 +32,7 @@ def test_quantities(text, value):
 ])  # fmt: skip
 def test_what_is_none(text):
     with pytest.raises(ValueError, match="is no quantity"):
-        whole(text)
+        parse_quantity(text)
 
 
 SUFFIXES = {
@@ -52,4 +52,4 @@ def test_it_is_exact(number, places, suffix):
     text = f"{sign}{digits[: len(digits) - places]}.{digits[len(digits) - places :]}{suffix}"
     exact = Fraction(abs(number), 10**places) * SUFFIXES[suffix]
     rounded = min(-(-exact.numerator // exact.denominator), MOST)
-    assert whole(text) == (-rounded if number < 0 else rounded)
+    assert parse_quantity(text) == (-rounded if number < 0 else rounded)

@@ -16,7 +16,7 @@ from gigaslice.controller.web_servers import served
 from gigaslice.runtime import event_loop
 from gigaslice.runtime.bounded_listener import BoundedListener
 from gigaslice.runtime.connection_bounds import ConnectionBounds, ConnectionState
-from gigaslice.webhook.certificates import fresh
+from gigaslice.webhook.certificates import issue_certificates
 
 SMALL = ConnectionBounds(silent=20, unasked=6, kept=4, seconds=20.0, grace=0.05, held_bytes=200_000)
 REQUEST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
@@ -33,7 +33,7 @@ def run(request, monkeypatch):
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory):
     """Contexts of a server, and of a client that trusts it."""
-    made = fresh("localhost", datetime.datetime.now(datetime.timezone.utc))
+    made = issue_certificates("localhost", datetime.datetime.now(datetime.timezone.utc))
     chain = tmp_path_factory.mktemp("tls") / "chain.pem"
     chain.write_bytes(made.chain)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

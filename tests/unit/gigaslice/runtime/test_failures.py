@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gigaslice.runtime.failures import described, masked
+from gigaslice.runtime.failures import describe_exception, mask_credentials
 
 SECRET = "s3cr3t"
 START = """
@@ -103,7 +103,7 @@ def test_what_a_warning_says_is_a_line():
     ("nothing here", "nothing here"),
 ])  # fmt: skip
 def test_credentials_in_texts(text, clean):
-    assert masked(text) == clean
+    assert mask_credentials(text) == clean
 
 
 class OddError(Exception):
@@ -112,11 +112,11 @@ class OddError(Exception):
 
 
 def test_an_exception_without_a_text_or_with_a_long_one_is_described_too():
-    assert "cannot be had" in described(OddError())["message"]
-    assert described(KeyError())["type"] == "KeyError"
+    assert "cannot be had" in describe_exception(OddError())["message"]
+    assert describe_exception(KeyError())["type"] == "KeyError"
     try:
         raise ValueError("\x1b[31m" + "x" * 100_000) from OddError()
     except ValueError as error:
-        found = described(error)
+        found = describe_exception(error)
     assert len(found["stacktrace"]) < 20_000
     assert "\x1b" not in found["message"] + found["stacktrace"]

@@ -3,9 +3,9 @@ import sys
 
 COUNTS = """
 import ctypes, sys, threading
-from gigaslice.runtime.heap import one_arena
+from gigaslice.runtime.heap import limit_arenas
 if sys.argv[1] == "one":
-    assert one_arena()
+    assert limit_arenas()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.fopen.restype = ctypes.c_void_p

@@ -41,7 +41,7 @@ def test_six_and_six() -> None:
     (line,) = found.lines
     assert str(line) == "node-a: 6 + 6 GiB free, 8 wanted on one GPU"
     assert line.gpus[0] == "GPU0 A, 6 GiB of 12 GiB free: 6 of 12 slices free, 8 asked for on one GPU"
-    assert found.helps == (
+    assert found.suggestions == (
         "asking for 6 GiB or less: node-a has that on one GPU",
         "pod team/pod-u3 ending: it has 2 GiB of GPU1 of node-a",
         "pod team/pod-u2 ending: it has 4 GiB of GPU1 of node-a",
@@ -86,8 +86,8 @@ def test_a_node_of_the_right_type_that_is_cordoned() -> None:
         "node-b: would fit, but is cordoned",
         "node-a: 6 + 6 GiB free, 8 wanted on one GPU",
     ]
-    assert found.helps[0] == "kubectl uncordon node-b: it would fit there"
-    assert "6 GiB" in found.helps[1]
+    assert found.suggestions[0] == "kubectl uncordon node-b: it would fit there"
+    assert "6 GiB" in found.suggestions[1]
 
 
 def test_a_node_that_is_not_ready() -> None:
@@ -95,7 +95,7 @@ def test_a_node_that_is_not_ready() -> None:
     state.put_node(facts("node-a", ready=False))
     found = explain(state, eight())
     assert str(found.lines[0]) == "node-a: would fit, but is not ready"
-    assert found.helps == ("node node-a becoming ready: it would fit there",)
+    assert found.suggestions == ("node node-a becoming ready: it would fit there",)
 
 
 def test_a_class_that_a_node_has_not() -> None:
@@ -124,7 +124,7 @@ def test_unhealthy_gpus_say_what_is_wrong() -> None:
     state.put_node(facts("a", [inventory_gpu("a", 0, unhealthy="Xid 79 at 05:00")]))
     found = explain(state, eight())
     assert str(found.lines[0]) == "a: unhealthy: GPU0 Xid 79 at 05:00"
-    assert "gigaslice uncordon" in found.helps[0]
+    assert "gigaslice uncordon" in found.suggestions[0]
 
 
 def test_a_class_that_does_not_exist() -> None:
@@ -146,7 +146,7 @@ def test_pods_that_do_not_wait() -> None:
     assert str(found.lines[0]) == "node-a: 6 GiB of GPU0 NVIDIA A (GPU-node-a-0) for container main"
     starting = explain(state, bound("u1", "node-a", (0, 6)))
     assert starting.situation is PodSituation.BOUND
-    assert "kubectl describe pod -n team pod-u1" in starting.helps[0]
+    assert "kubectl describe pod -n team pod-u1" in starting.suggestions[0]
 
 
 def test_a_pod_whose_gpus_the_agent_chose() -> None:
@@ -161,8 +161,8 @@ def test_a_bound_pod_that_is_held_back_for_an_annotation_is_told_which() -> None
     """By its agent, where no scheduler of ours has looked at it."""
     state = six_and_six()
     one = pod("new", container(slices=2), node="node-a", annotations={"exclusive": "true"})
-    assert "gigaslice.io/allow-exclusive" in explain(state, one).helps[0]
-    assert explain(state, replace(one, phase="Running")).helps == (), "it was taken before that"
+    assert "gigaslice.io/allow-exclusive" in explain(state, one).suggestions[0]
+    assert explain(state, replace(one, phase="Running")).suggestions == (), "it was taken before that"
 
 
 def test_a_pod_is_not_said_to_have_what_it_has_not_asked_for() -> None:
@@ -220,11 +220,11 @@ def test_the_nearest_node_is_among_those_that_are_looked_at() -> None:
         state.put_pod(bound(f"p{number}", name, (0, 12 if number != 77 else 9)))
     found = explain(state, eight())
     assert str(found.lines[0]) == "n077: 7 GiB free, 8 wanted on one GPU"
-    assert found.helps[0] == "asking for 7 GiB or less: n077 has that on one GPU"
+    assert found.suggestions[0] == "asking for 7 GiB or less: n077 has that on one GPU"
 
 
 def test_moves_are_told_where_room_is_missing() -> None:
-    assert "moving pods: restart x" in explain(six_and_six(), eight(), ["restart x", "restart y"]).helps
+    assert "moving pods: restart x" in explain(six_and_six(), eight(), ["restart x", "restart y"]).suggestions
 
 
 def test_an_event_is_one_line_that_does_not_change_with_what_is_free() -> None:

@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.x509 import verification
 
 from gigaslice.kubeapi.client import ApiFailure
-from gigaslice.webhook import certificates as made
+from gigaslice.webhook import certificates
 from gigaslice.webhook.rotation import WebhookCertificates
 
 HOST = "gigaslice-webhook.gigaslice.svc"
@@ -37,27 +37,30 @@ def trusts(authorities, certificate, host, at) -> bool:
 
 
 def test_a_client_that_trusts_the_bundle_trusts_what_is_served():
-    found = made.fresh(HOST, NOW)
+    found = certificates.issue_certificates(HOST, NOW)
     assert trusts(found.authorities, found.serving, HOST, NOW)
     assert not trusts(found.authorities, found.serving, "other.gigaslice.svc", NOW)
-    assert not trusts(made.fresh(HOST, NOW).authorities, found.serving, HOST, NOW)
+    assert not trusts(certificates.issue_certificates(HOST, NOW).authorities, found.serving, HOST, NOW)
 
 
 def test_a_clock_that_is_behind_is_no_reason_to_distrust():
-    found = made.fresh(HOST, NOW)
+    found = certificates.issue_certificates(HOST, NOW)
     assert trusts(found.authorities, found.serving, HOST, NOW - 23 * datetime.timedelta(hours=1))
 
 
 def test_what_was_written_is_read_back():
-    found = made.fresh(HOST, NOW)
-    again = made.read_certificates(found.encode(), NOW)
-    assert again.encode() == found.encode() and not made.due(again, HOST, NOW)
+    found = certificates.issue_certificates(HOST, NOW)
+    again = certificates.read_certificates(found.encode(), NOW)
+    assert again.encode() == found.encode() and not certificates.renewal_reason(again, HOST, NOW)
 
 
 @pytest.mark.parametrize("key", ["ca.crt", "ca.key", "tls.crt", "tls.key"])
 @pytest.mark.parametrize("damage", ["missing", "empty", "garbled", "of another"])
 def test_a_damaged_secret_is_noticed(key, damage):
-    data, other = made.fresh(HOST, NOW).encode(), made.fresh(HOST, NOW).encode()
+    data, other = (
+        certificates.issue_certificates(HOST, NOW).encode(),
+        certificates.issue_certificates(HOST, NOW).encode(),
+    )
     if damage == "missing":
         del data[key]
     else:
@@ -66,24 +69,26 @@ def test_a_damaged_secret_is_noticed(key, damage):
             "garbled": data[key][:80] + b"*" + data[key][80:],
             "of another": other[key],
         }[damage]
-    with pytest.raises(made.CertificateError):
-        made.read_certificates(data, NOW)
+    with pytest.raises(certificates.CertificateError):
+        certificates.read_certificates(data, NOW)
 
 
 def test_a_certificate_that_has_ended_does_not_serve():
-    data = made.fresh(HOST, NOW).encode()
-    with pytest.raises(made.CertificateError, match="ended"):
-        made.read_certificates(data, NOW + made.SERVING_LIFE)
+    data = certificates.issue_certificates(HOST, NOW).encode()
+    with pytest.raises(certificates.CertificateError, match="ended"):
+        certificates.read_certificates(data, NOW + certificates.SERVING_LIFE)
 
 
 def test_over_thirty_years_every_certificate_is_trusted_by_everyone_who_read_the_bundle_a_minute_ago():
     """A pass a day. The bundle that the API server has is that of the day before, the certificate today's or older."""
-    found = made.fresh(HOST, NOW)
+    found = certificates.issue_certificates(HOST, NOW)
     before, authorities, served = found, set(), set()
     for day in range(0, 30 * 365, 3):
         now = NOW + day * DAY
-        if made.due(found, HOST, now):
-            found = made.renewed(made.read_certificates(found.encode(), now), HOST, now)
+        if certificates.renewal_reason(found, HOST, now):
+            found = certificates.renew_certificates(
+                certificates.read_certificates(found.encode(), now), HOST, now
+            )
         authorities.add(found.authorities[0].serial_number)
         if found is not before or day % 30 == 0:
             assert trusts(found.authorities, found.serving, HOST, now)
@@ -96,16 +101,19 @@ def test_over_thirty_years_every_certificate_is_trusted_by_everyone_who_read_the
 
 
 def test_a_certificate_for_another_service_is_replaced():
-    found = made.fresh(HOST, NOW)
-    assert made.due(found, "new.gigaslice.svc", NOW)
+    found = certificates.issue_certificates(HOST, NOW)
+    assert certificates.renewal_reason(found, "new.gigaslice.svc", NOW)
     assert trusts(
-        found.authorities, made.renewed(found, "new.gigaslice.svc", NOW).serving, "new.gigaslice.svc", NOW
+        found.authorities,
+        certificates.renew_certificates(found, "new.gigaslice.svc", NOW).serving,
+        "new.gigaslice.svc",
+        NOW,
     )
 
 
 def test_a_certificate_of_the_future_is_replaced():
-    found = made.fresh(HOST, NOW + 30 * DAY)
-    assert made.due(found, HOST, NOW)
+    found = certificates.issue_certificates(HOST, NOW + 30 * DAY)
+    assert certificates.renewal_reason(found, HOST, NOW)
 
 
 # --- kept in a Secret -------------------------------------------------------------------------------------------------
@@ -281,7 +289,7 @@ def test_a_renewed_certificate_is_served_to_later_connections_without_a_restart(
         async with server:
             first = stored(api)
             assert await served(port) == first
-            time[0] = NOW + made.SERVING_LIFE * 0.7
+            time[0] = NOW + certificates.SERVING_LIFE * 0.7
             await one.once()
             assert stored(api) != first and await served(port) == stored(api)
 

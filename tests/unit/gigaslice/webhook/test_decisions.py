@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gigaslice.cluster.demand import ClusterUnits
 from gigaslice.model import AnnotationRights
 from gigaslice.webhook.admission_pod import read_admission_pod
-from gigaslice.webhook.complete import patch_of as patch_of_pod
+from gigaslice.webhook.complete import completion_patch
 from gigaslice.webhook.mistakes import SHARE_BESIDE_OTHERS, findings
 from gigaslice.webhook.reviews import (
     ReviewError,
@@ -43,12 +43,12 @@ def applied(document, patch):
     return document
 
 
-def patch_of(document, known):
-    return patch_of_pod(read_admission_pod(document), known)
+def completed_patch(document, known):
+    return completion_patch(read_admission_pod(document), known)
 
 
 def completed(document, known=FACTS):
-    return applied(document, patch_of(document, known))
+    return applied(document, completed_patch(document, known))
 
 
 def units(document, field="containers", number=0):
@@ -130,20 +130,20 @@ def test_limits_alone_are_completed_alone():
     ],
 )
 def test_pods_that_ask_for_nothing_of_ours_are_left_alone(document):
-    assert patch_of(document, FACTS) == [] and not said(document) and not warned(document)
+    assert completed_patch(document, FACTS) == [] and not said(document) and not warned(document)
 
 
 def test_a_chosen_scheduler_and_a_chosen_node_stay():
     memory = asks(limits={"gigaslice.io/vgpu-memory": 8})
     assert completed(pod(memory, schedulerName="mine"))["spec"]["schedulerName"] == "mine"
     assert completed(pod(memory, nodeName="n"))["spec"]["schedulerName"] == "default-scheduler"
-    assert patch_of(pod(memory), facts(scheduler="default-scheduler")) == []
+    assert completed_patch(pod(memory), facts(scheduler="default-scheduler")) == []
     assert not said(pod(memory, schedulerName="mine"))
 
 
 def test_adapters_alone_need_no_scheduler_of_ours():
     known = facts(resources=frozenset({"gigaslice.io/rdma"}))
-    assert patch_of(pod(asks(limits={"gigaslice.io/rdma": 1})), known) == []
+    assert completed_patch(pod(asks(limits={"gigaslice.io/rdma": 1})), known) == []
 
 
 COUNTS = st.dictionaries(
@@ -166,7 +166,7 @@ def test_a_second_pass_adds_nothing_and_no_class_slips_past(apps, inits, schedul
         schedulerName=scheduler,
     )
     once = completed(document)
-    assert patch_of(once, FACTS) == []
+    assert completed_patch(once, FACTS) == []
     names = [
         (container["name"], name)
         for field in ("containers", "initContainers")
@@ -312,7 +312,7 @@ def test_what_stands_under_requests_alone_is_refused_with_what_to_write(name):
     sentence = f"container c0: {name} stands under requests alone; write it under limits"
     assert said(requested({}, **{name: "1"})) == sentence
     beside = requested({"gpuclass.gigaslice.io/nvidia.t4": "1"}, **{name: "1"})
-    assert sentence in said(beside) and patch_of(beside, FACTS)[:-1] == []
+    assert sentence in said(beside) and completed_patch(beside, FACTS)[:-1] == []
 
 
 # --- what no node has -------------------------------------------------------------------------------------------------

@@ -14,32 +14,32 @@ from gigaslice.units import format_bytes
 from gigaslice.views.node_lines import matches
 from gigaslice.views.wording import largest_part
 
-__all__ = ["helps_for"]
+__all__ = ["suggestions_for"]
 
 _TRIES = 24  # pods whose end is tried, over all nodes
 _SAID = 3  # of one kind
 
 
-def helps_for(state: ClusterState, demand: PodDemand, reports: Sequence[NodeReport]) -> list[str]:
+def suggestions_for(state: ClusterState, demand: PodDemand, reports: Sequence[NodeReport]) -> list[str]:
     """Sentences for a pod that fits no node; REPORTS are of the nodes that come nearest."""
-    found = [
+    suggestions = [
         *_nodes(reports),
         *_less(state, demand, reports),
         *_pods(state, demand, reports),
         *_healing(reports),
     ]
-    if found:
-        return found
-    general = dict.fromkeys(report.would_help for report in reports if report.would_help)
-    return list(general)[:_SAID]
+    if suggestions:
+        return suggestions
+    general_advice = dict.fromkeys(report.would_help for report in reports if report.would_help)
+    return list(general_advice)[:_SAID]
 
 
 def _nodes(reports: Sequence[NodeReport]) -> list[str]:
     """Nodes on which it would fit, but for the node."""
     cordoned = [report.node for report in reports if report.refusal is None and report.ready]
-    found = [f"kubectl uncordon {name}: it would fit there" for name in cordoned[:_SAID]]
+    suggestions = [f"kubectl uncordon {name}: it would fit there" for name in cordoned[:_SAID]]
     down = [report.node for report in reports if report.refusal is None and not report.ready]
-    return found + [f"node {name} becoming ready: it would fit there" for name in down[:_SAID]]
+    return suggestions + [f"node {name} becoming ready: it would fit there" for name in down[:_SAID]]
 
 
 def _less(state: ClusterState, demand: PodDemand, reports: Sequence[NodeReport]) -> list[str]:
@@ -82,27 +82,27 @@ def _pods(state: ClusterState, demand: PodDemand, reports: Sequence[NodeReport])
             and report.ready
             for gpu, holder in _holders(state, report)
         ),
-        key=lambda one: one[:4],
+        key=lambda candidate: candidate[:4],
     )
-    found, tried = list[str](), set[str]()
+    suggestions, tried = list[str](), set[str]()
     for slices, node, uid, gpu, holder in candidates:
         if uid in tried:
             continue
-        if len(tried) == _TRIES or len(found) == _SAID:
+        if len(tried) == _TRIES or len(suggestions) == _SAID:
             break
         tried.add(uid)
         if state.refusal(demand, node, without=(uid,)) is None:
             name = f"{holder.namespace}/{holder.name}" if holder.name else uid
             size = format_bytes(slices * state.units.slice_bytes)
-            found.append(f"pod {name} ending: it has {size} of GPU{gpu} of {node}")
-    return found
+            suggestions.append(f"pod {name} ending: it has {size} of GPU{gpu} of {node}")
+    return suggestions
 
 
 def _holders(state: ClusterState, report: NodeReport) -> Iterator[tuple[int, GpuHolder]]:
     serving = {gpu.index for gpu in report.gpus if matches(gpu)}
-    for one in state.holders(report.node):
-        if one.gpu.gpu.index in serving:
-            yield from ((one.gpu.gpu.index, holder) for holder in one.holders)
+    for gpu_holders in state.holders(report.node):
+        if gpu_holders.gpu.gpu.index in serving:
+            yield from ((gpu_holders.gpu.gpu.index, holder) for holder in gpu_holders.holders)
 
 
 def _healing(reports: Sequence[NodeReport]) -> list[str]:
