@@ -14,7 +14,7 @@ from agent.deviceplugin import messages
 from agent.deviceplugin.link import Link, Offered
 from agent.deviceplugin.servicer import Servicer
 from agent.front.channel import Kind
-from agent.front.offer import Offer
+from agent.front.resource_offer import ResourceOffer
 from gigaslice import errors
 from gigaslice.errors import GigasliceError, SocketError
 
@@ -41,7 +41,7 @@ class Registration:
         self._servicer = servicer
         self._link = link
         options = servicer.options
-        self._offer = Offer(
+        self._offer = ResourceOffer(
             str(directory),
             socket_name,
             resource,

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from agent.front import grpc, lifecycle, sockets
-from agent.front.http2 import Connection, Ended, Event, Heard, Reset
+from agent.front.http2 import Connection, Event, GoAwayReceived, MessageReceived, StreamReset
 from agent.front.lifecycle import Action, Facts
-from agent.front.offer import Offer
+from agent.front.log import Log
 from agent.front.peer import Peer
+from agent.front.resource_offer import ResourceOffer
 from agent.persistence.lock import LockFile
 from gigaslice.errors import GigasliceError, SocketError
 from gigaslice.runtime.log_once import LogOnce
 
-if TYPE_CHECKING:
-    from agent.front.front import Front
-
-__all__ = ["Endpoint"]
+__all__ = ["Endpoint", "EndpointOwner"]
 
 _REGISTER_SECONDS = 15.0  # the kubelet gives up dialling back after 10
 _KUBELET_SOCKET = "kubelet.sock"
@@ -34,10 +34,46 @@ _BACKLOG = 64
 _MOST_PEERS, _MOST_WATCHERS = 32, 32  # a kubelet has one of each, and for a moment two
 
 
+class EndpointOwner(Protocol):
+    """What an endpoint needs of the front that it is a part of: the loop, and someone to answer the kubelet's calls."""
+
+    log: Log
+    selector: selectors.BaseSelector
+
+    def wake(self) -> None:
+        """Polls the endpoints at once."""
+
+    def rest(self, listener: socket.socket, accept: Callable[[int], None]) -> None:
+        """Leaves LISTENER alone until the next poll."""
+
+    def stop_listening(self, listener: socket.socket) -> None:
+        """Closes LISTENER."""
+
+    def failed(self, error: Exception) -> None:
+        """Logs that an error of this program has ended a connection."""
+
+    def streams_changed(self, endpoint: Endpoint) -> None:
+        """Another number of streams watches the devices of ENDPOINT."""
+
+    def call_received(
+        self, endpoint: Endpoint, peer: Peer, event: MessageReceived, method: str, message: bytes
+    ) -> None:
+        """The kubelet has called. Raises StatusError."""
+
+    def call_cancelled(self, peer: Peer, stream: int) -> None:
+        """The kubelet does not wait for the answer any more."""
+
+    def awaits_answer(self, peer: Peer) -> bool:
+        """Whether PEER has called and waits."""
+
+    def peer_closed(self, peer: Peer) -> None:
+        """The connection of PEER has ended."""
+
+
 class Endpoint:
     """What OFFER names, served for FRONT."""
 
-    def __init__(self, front: Front, offer: Offer) -> None:
+    def __init__(self, front: EndpointOwner, offer: ResourceOffer) -> None:
         self.offer = offer
         self.number: int | None = None  # of the agent's offer; None while the agent is not there
         self.since = time.monotonic()  # when that began
@@ -46,7 +82,7 @@ class Endpoint:
         self.watchers: list[tuple[Peer, int]] = []
         self.path = Path(offer.directory) / offer.socket
         self.lock = LockFile(self.path.with_name(f"{self.path.name}.lock"), f"the resource {offer.resource}")
-        self.told: sockets.Identity | None = None
+        self.registered_with: sockets.Identity | None = None
         self._front = front
         self._kubelet_path = self.path.with_name(_KUBELET_SOCKET)
         self._locked = False
@@ -62,18 +98,22 @@ class Endpoint:
 
     # --- the agent ------------------------------------------------------------------------------------------
 
-    def take(self, offer: Offer, number: int) -> None:
-        """The agent is there, and offers this. Other options than before are asked for by a new registration only."""
+    def attach(self, offer: ResourceOffer, number: int) -> None:
+        """The agent has started and makes this offer.
+
+        The kubelet asks for the options at a registration only. So where they have changed the streams are ended, and
+        the kubelet registers anew.
+        """
         if offer.options != self.offer.options or offer.register != self.offer.register:
             self._end_streams()
         self.offer, self.number = offer, number
 
-    def lose(self) -> None:
-        """The agent is away."""
+    def detach(self) -> None:
+        """The agent has ended."""
         self.number, self.since = None, time.monotonic()
 
-    def show(self, devices: bytes) -> None:
-        """DEVICES are what the kubelet should see from now on."""
+    def set_devices(self, devices: bytes) -> None:
+        """Sets what the kubelet sees from now on."""
         if devices != self.devices:
             self.devices = devices
             for peer, stream in self.watchers:
@@ -82,7 +122,7 @@ class Endpoint:
     # --- life at the kubelet --------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Does what is to be done now. Raises SocketError or LockedError when it may not."""
+        """Takes the next step of the life cycle, if one is due. Raises SocketError or LockedError."""
         try:
             self._poll()
         except OSError as error:  # no descriptors, or no memory: at the next poll, then
@@ -100,12 +140,12 @@ class Endpoint:
             return
 
     def close(self) -> None:
-        """Ends the streams and takes the socket away; the kubelet then takes the devices for unhealthy."""
+        """Ends the streams and removes the socket. The kubelet then marks the devices unhealthy."""
         self._give_up_attempt()
         self._end_streams()
         for peer in list(self.peers):
             peer.close()
-            self._front.lost(peer)
+            self._front.peer_closed(peer)
         self.peers.clear()
         sockets.remove_if_same(self.path, self._mine)
         self.stop_listening()
@@ -152,7 +192,7 @@ class Endpoint:
         return Facts(
             serving=self._mine is not None and sockets.identify(self.path) == self._mine,
             kubelet=sockets.identify(self._kubelet_path),
-            told=self.told,
+            registered_with=self.registered_with,
             registering=self._attempt is not None,
             failures=self._failures,
             streams=streams,
@@ -217,11 +257,12 @@ class Endpoint:
         """Ends the oldest connection that waits for nothing; False where every one does."""
         watching = {peer for peer, _ in self.watchers}
         idle = next(
-            (peer for peer in self.peers if peer not in watching and not self._front.calling(peer)), None
+            (peer for peer in self.peers if peer not in watching and not self._front.awaits_answer(peer)),
+            None,
         )
         if idle is not None:
             idle.close()
-            self._gone(idle, "too many connections")
+            self._peer_closed(idle, "too many connections")
         return idle is not None
 
     def _connected(self, accepted: socket.socket, connection: Connection) -> Peer:
@@ -230,8 +271,8 @@ class Endpoint:
             front.selector,
             accepted,
             connection,
-            self._heard,
-            self._gone,
+            self._event_received,
+            self._peer_closed,
             room=self._catch_up,
             failed=front.failed,
         )
@@ -241,17 +282,17 @@ class Endpoint:
 
     # --- what the kubelet asks -------------------------------------------------------------------------------
 
-    def _heard(self, peer: Peer, event: Event) -> None:
-        if isinstance(event, Heard):
+    def _event_received(self, peer: Peer, event: Event) -> None:
+        if isinstance(event, MessageReceived):
             try:
-                self._asked(peer, event)
+                self._request_received(peer, event)
             except grpc.StatusError as error:
                 peer.connection.answer(event.stream, grpc.failed(error.code, str(error)), end=True)
-        elif isinstance(event, Reset):
+        elif isinstance(event, StreamReset):
             self._unwatch([(peer, event.stream)])
-            self._front.given_up(peer, event.stream)
+            self._front.call_cancelled(peer, event.stream)
 
-    def _asked(self, peer: Peer, event: Heard) -> None:
+    def _request_received(self, peer: Peer, event: MessageReceived) -> None:
         method = grpc.method(event.fields)
         if event.large:
             raise grpc.StatusError(grpc.EXHAUSTED, "the request is larger than 4 MiB")
@@ -269,7 +310,7 @@ class Endpoint:
                 self._send(peer, event.stream)
             self._streams_changed("stream opened")
         else:
-            self._front.called(self, peer, event, method, message)
+            self._front.call_received(self, peer, event, method, message)
 
     def _send(self, peer: Peer, stream: int) -> None:
         """Sends the devices as they are now, or later when the ones before are still on their way: in HTTP/2's
@@ -288,16 +329,16 @@ class Endpoint:
             self._behind.discard((peer, stream))
             self._send(peer, stream)
 
-    def _gone(self, peer: Peer, _why: str) -> None:
+    def _peer_closed(self, peer: Peer, _why: str) -> None:
         if peer in self.peers:
             self.peers.remove(peer)
-        self._unwatch([one for one in self.watchers if one[0] is peer])
-        self._front.lost(peer)
+        self._unwatch([watcher for watcher in self.watchers if watcher[0] is peer])
+        self._front.peer_closed(peer)
 
     def _unwatch(self, ended: list[tuple[Peer, int]]) -> None:
         before = len(self.watchers)
         self._behind.difference_update(ended)
-        self.watchers = [one for one in self.watchers if one not in ended]
+        self.watchers = [watcher for watcher in self.watchers if watcher not in ended]
         if len(self.watchers) != before:
             self._streams_changed("stream ended")
 
@@ -318,9 +359,9 @@ class Endpoint:
 
     def _register(self) -> None:
         kubelet = sockets.identify(self._kubelet_path)
-        if kubelet != self.told:
+        if kubelet != self.registered_with:
             self._failures = 0  # a new kubelet that is not listening yet is asked again soon
-        self.told = kubelet
+        self.registered_with = kubelet
         try:
             dialled = _dialled(self._kubelet_path)
         except OSError as error:
@@ -336,9 +377,11 @@ class Endpoint:
             self._attempt = peer, time.monotonic() + _REGISTER_SECONDS
 
     def _registered(self, peer: Peer, event: Event) -> None:
-        if isinstance(event, Ended):
+        if isinstance(event, GoAwayReceived):
             return
-        code, text = grpc.status(event.fields) if isinstance(event, Heard) else ("CANCELLED", "given up")
+        code, text = (
+            grpc.status(event.fields) if isinstance(event, MessageReceived) else ("CANCELLED", "given up")
+        )
         if code != "OK":
             self._failed(code, text)
             return

@@ -1,8 +1,8 @@
 """The front's loop: resources at the kubelet on one side, the agent on the other, and the calls in between.
 
-A call that the agent did not live to answer is kept, and given to the next agent; the kubelet waits. It waits
-PATIENCE_SECONDS at most, for its one loop admits the pods of the whole node: an agent that is away for longer is shown
-as gone, by closing the streams, as if there were no front.
+When the agent ends before it has answered a call, the front keeps the call and gives it to the next agent. The kubelet
+waits meanwhile, PATIENCE_SECONDS at most, because its one loop admits the pods of the whole node. After that the front
+closes the streams, so the kubelet sees what it would see without a front: the plugin is gone.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import NamedTuple
 from agent.front import channel, grpc
 from agent.front.channel import CALL, METHODS, Buffer, Kind
 from agent.front.endpoint import Endpoint, refusal
-from agent.front.http2 import Heard
+from agent.front.http2 import MessageReceived
 from agent.front.log import Log
-from agent.front.offer import Offer
 from agent.front.peer import Peer
+from agent.front.resource_offer import ResourceOffer
 from gigaslice.errors import GigasliceError
 
 __all__ = ["PATIENCE_SECONDS", "Call", "Front"]
@@ -49,11 +49,14 @@ class Call(NamedTuple):
 
 
 class Front:
-    """Joins the kubelet and an agent. HOOK hears what only a supervisor can do (a frame's kind and payload)."""
+    """Joins the kubelet and an agent.
+
+    HOOK gets the frames that only a supervisor can act on, as their kind and payload.
+    """
 
     def __init__(self, log: Log | None = None, hook: Callable[[int, bytes], None] | None = None) -> None:
         self.log = log or Log()
-        self.selector = selectors.DefaultSelector()
+        self.selector: selectors.BaseSelector = selectors.DefaultSelector()
         self.endpoints: dict[tuple[str, str], Endpoint] = {}
         self.calls: dict[int, Call] = {}  # by number
         self.pending: set[int] = set()  # of these, not with the agent
@@ -87,12 +90,12 @@ class Front:
         self._due = 0.0
 
     def rest(self, listener: socket.socket, accept: Callable[[int], None]) -> None:
-        """Leaves LISTENER alone until the next poll: without descriptors or memory it is ready all the time."""
+        """Does not select LISTENER until the next poll. It would be ready all the time without descriptors."""
         self.selector.unregister(listener)
         self._resting.append((listener, accept))
 
     def failed(self, error: Exception) -> None:
-        """A mistake of ours has cost a connection."""
+        """Logs that an error of this program has ended a connection."""
         self.log.say("error", "front", "connection ended by a mistake", detail=repr(error))
 
     def _wake_resting(self) -> None:
@@ -138,12 +141,14 @@ class Front:
                 self._fail(number, _AWAY.format(endpoint.offer.resource))
         endpoint.close()
         self.endpoints.pop(endpoint.offer.key, None)
-        self._numbers = {number: one for number, one in self._numbers.items() if one is not endpoint}
+        self._numbers = {
+            number: numbered for number, numbered in self._numbers.items() if numbered is not endpoint
+        }
 
     # --- the agent -------------------------------------------------------------------------------------------
 
     def connect(self, agent: socket.socket) -> None:
-        """AGENT is the way to an agent that has just begun."""
+        """Begins to serve the agent at the other end of AGENT, which has just started."""
         agent.setblocking(False)
         self.served = False
         self._agent, self._buffer, self._out = agent, Buffer(), bytearray()
@@ -155,7 +160,7 @@ class Front:
         return self._agent is not None
 
     def disconnect(self) -> None:
-        """There is no agent any more; what it had not answered is put to the next one."""
+        """Closes the connection to the agent. Calls that it has not answered are given to the next one."""
         if self._agent is not None:
             self.selector.unregister(self._agent)
             self._agent.close()
@@ -163,14 +168,14 @@ class Front:
         self._numbers.clear()
         for endpoint in self.endpoints.values():
             if endpoint.number is not None:
-                endpoint.lose()
+                endpoint.detach()
         for number, call in list(self.calls.items()):
             if number not in self.pending:
                 self.calls[number] = call._replace(again=True)
                 self.pending.add(number)
 
     def drain(self) -> None:
-        """Hears what an agent that has ended had still to say: its answers count."""
+        """Reads what an agent sent before it ended, since its answers count."""
         while self._agent is not None:
             try:
                 data = self._agent.recv(_READ_BYTES)
@@ -179,7 +184,7 @@ class Front:
             if not data:
                 return
             for kind, number, payload in self._buffer.add(data):
-                self._told(kind, number, payload)
+                self._frame_received(kind, number, payload)
 
     def say(self, kind: int, number: int = 0, payload: bytes = b"") -> None:
         """Sends a frame to the agent, if there is one."""
@@ -221,16 +226,16 @@ class Front:
             return
         self.heard_at = time.monotonic()
         for kind, number, payload in self._buffer.add(data):
-            self._told(kind, number, payload)
+            self._frame_received(kind, number, payload)
 
-    def _told(self, kind: int, number: int, payload: bytes) -> None:
+    def _frame_received(self, kind: int, number: int, payload: bytes) -> None:
         if kind == Kind.ANSWER:
             self._answer(number, payload[0], payload[1:])
         elif kind == Kind.LIST:
             if number in self._numbers:
-                self._numbers[number].show(payload)
+                self._numbers[number].set_devices(payload)
         elif kind == Kind.OFFER:
-            self._offered(number, Offer.of_bytes(payload))
+            self._offer_received(number, ResourceOffer.of_bytes(payload))
         elif kind == Kind.WITHDRAW:
             endpoint = self._numbers.get(number)
             if endpoint is not None:
@@ -240,11 +245,11 @@ class Front:
         else:
             self._hook(kind, payload)
 
-    def _offered(self, number: int, offer: Offer) -> None:
+    def _offer_received(self, number: int, offer: ResourceOffer) -> None:
         endpoint = self.endpoints.get(offer.key)
         if endpoint is None:
             endpoint = self.endpoints[offer.key] = Endpoint(self, offer)
-        endpoint.take(offer, number)
+        endpoint.attach(offer, number)
         self.served = True
         self._numbers[number] = endpoint
         self.streams_changed(endpoint)
@@ -255,7 +260,9 @@ class Front:
 
     # --- calls -----------------------------------------------------------------------------------------------
 
-    def called(self, endpoint: Endpoint, peer: Peer, event: Heard, method: str, message: bytes) -> None:
+    def call_received(
+        self, endpoint: Endpoint, peer: Peer, event: MessageReceived, method: str, message: bytes
+    ) -> None:
         """A call of the kubelet that only an agent can answer. Raises StatusError."""
         if method not in METHODS:
             raise grpc.StatusError(grpc.UNIMPLEMENTED, "Method not found!")
@@ -270,18 +277,18 @@ class Front:
         self.pending.add(self._next)
         self._pass_on(self._next)
 
-    def given_up(self, peer: Peer, stream: int) -> None:
-        """The kubelet does not wait for this call any more."""
+    def call_cancelled(self, peer: Peer, stream: int) -> None:
+        """Drops a call whose answer the kubelet does not wait for any more."""
         for number, call in list(self.calls.items()):
             if call.peer is peer and call.stream == stream:
                 self._forget(number)
 
-    def calling(self, peer: Peer) -> bool:
+    def awaits_answer(self, peer: Peer) -> bool:
         """Whether PEER waits for an answer."""
         return any(call.peer is peer for call in self.calls.values())
 
-    def lost(self, peer: Peer) -> None:
-        """The caller is gone."""
+    def peer_closed(self, peer: Peer) -> None:
+        """Drops the calls of PEER, whose connection has ended."""
         for number, call in list(self.calls.items()):
             if call.peer is peer:
                 self._forget(number)

@@ -46,9 +46,9 @@ class StatusError(Exception):
 
 def method(fields: Fields) -> str:
     """Which call of a device plugin FIELDS ask for. Raises StatusError."""
-    known = dict(fields)
-    path = known.get(b":path", b"")
-    if not known.get(b"content-type", b"").startswith(b"application/grpc") or not path.startswith(_SERVICE):
+    headers = dict(fields)
+    path = headers.get(b":path", b"")
+    if not headers.get(b"content-type", b"").startswith(b"application/grpc") or not path.startswith(_SERVICE):
         raise StatusError(UNIMPLEMENTED, "Method not found!")
     return path[len(_SERVICE) :].decode("ascii", "replace")
 
@@ -116,10 +116,10 @@ def request(path: str, seconds: float) -> bytes:
 
 def status(fields: Fields) -> tuple[str, str]:
     """Name of the code and text with which a call ended."""
-    known = dict(fields)
-    number = known.get(b"grpc-status", b"2").decode("ascii", "replace")
+    trailers = dict(fields)
+    number = trailers.get(b"grpc-status", b"2").decode("ascii", "replace")
     code = CODES[int(number)] if number.isdigit() and int(number) < len(CODES) else "UNKNOWN"
-    raw = known.get(b"grpc-message", b"")
+    raw = trailers.get(b"grpc-message", b"")
     text, at = bytearray(), 0
     while at < len(raw):
         try:

@@ -28,10 +28,10 @@ from typing import Any
 from agent.front.endpoint import Endpoint
 from agent.front.front import Call, Front
 from agent.front.http2 import Connection
-from agent.front.offer import Offer
 from agent.front.peer import Peer
+from agent.front.resource_offer import ResourceOffer
 
-__all__ = ["AWAIT_SECONDS", "HANDOVER", "Announcement", "Heir", "Predecessor"]
+__all__ = ["AWAIT_SECONDS", "HANDOVER", "Announcement", "Predecessor", "SuccessorListener"]
 
 HANDOVER = "handover.sock"
 """Where a front hands over to the next, in the state directory."""
@@ -50,61 +50,61 @@ _ANNOUNCE_AGAIN_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("=iII")
 
 
-class Heir:
-    """The successor of FRONT, when there is one."""
+class SuccessorListener:
+    """Waits for the successor of FRONT, and hands over to it what FRONT has."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
         self._listener: socket.socket | None = None
         self._path: Path | None = None
-        self._heir: socket.socket | None = None
-        self._coming: socket.socket | None = None
+        self._successor: socket.socket | None = None
+        self._announced: socket.socket | None = None
 
     @property
-    def there(self) -> bool:
+    def ready(self) -> bool:
         """Whether a successor waits to go on."""
-        return self._heir is not None
+        return self._successor is not None
 
     @property
     def listening(self) -> bool:
         """Whether successors can come here."""
         return self._listener is not None
 
-    def awaited(self, seconds: float) -> bool:
-        """Whether to serve on, SECONDS after this front was asked to end: a successor is getting ready."""
-        if self._coming is None or self._heir is not None:
+    def expected(self, seconds: float) -> bool:
+        """Whether a successor is starting that this front still waits for, SECONDS after it was asked to end."""
+        if self._announced is None or self._successor is not None:
             return False
         if seconds >= AWAIT_SECONDS:
             self._front.log.say("warning", "front", "successor not ready in time")
         return seconds < AWAIT_SECONDS
 
     def listen(self, path: str) -> None:
-        """Has successors come to PATH, which the holder of the state directory may make anew."""
+        """Listens for successors at PATH. The holder of the state directory may create it anew."""
         if self._listener is not None:
             return
         self._path = Path(path)
-        made: socket.socket | None = None
+        listener: socket.socket | None = None
         try:
-            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
-            made.bind(path)
+            listener.bind(path)
             self._path.chmod(0o600)
-            made.listen(8)
+            listener.listen(8)
         except OSError as error:
-            if made is not None:
-                made.close()
+            if listener is not None:
+                listener.close()
             self._front.log.say(
                 "warning", "front", "no hand-over possible", detail=f"{path}: {error.strerror}"
             )
             return
-        made.setblocking(False)
-        self._listener = made
-        self._front.selector.register(made, selectors.EVENT_READ, self._accept)
+        listener.setblocking(False)
+        self._listener = listener
+        self._front.selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
         """Accepts no successor any more."""
-        for successor in (self._heir, self._coming):
+        for successor in (self._successor, self._announced):
             if successor is not None:
                 successor.close()
         if self._listener is not None and self._path is not None:
@@ -112,28 +112,28 @@ class Heir:
             with contextlib.suppress(OSError):
                 self._path.unlink()
 
-    def give(self) -> bool:
-        """Hands everything over; False when there is no successor, or it failed: then everything is still here."""
-        if self._heir is None:
+    def hand_over(self) -> bool:
+        """Hands everything over. Returns False where that failed or there is no successor; then all is still here."""
+        if self._successor is None:
             return False
         for endpoint in self._front.endpoints.values():
             endpoint.stop_listening()
         if self._listener is not None:
             self._front.stop_listening(self._listener)  # its file is the next one's
             self._listener = None
-        known, fds = _export(self._front)
-        raw = json.dumps(known).encode()
+        state, fds = _export(self._front)
+        raw = json.dumps(state).encode()
         try:
-            self._heir.settimeout(_PATIENCE)
+            self._successor.settimeout(_PATIENCE)
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-            self._heir.sendmsg([_LENGTH.pack(len(raw))], rights)
-            self._heir.sendall(raw)
-            taken = self._heir.recv(len(_TAKEN)) == _TAKEN
+            self._successor.sendmsg([_LENGTH.pack(len(raw))], rights)
+            self._successor.sendall(raw)
+            taken = self._successor.recv(len(_TAKEN)) == _TAKEN
         except OSError as error:
             self._front.log.say("error", "front", "hand-over failed", detail=str(error))
             return False
         if taken:
-            self._front.log.say("info", "front", "handed over", streams=known["streams"])
+            self._front.log.say("info", "front", "handed over", streams=state["streams"])
         return taken
 
     def _accept(self, _events: int) -> None:
@@ -141,47 +141,47 @@ class Heir:
         if listener is None:
             return
         try:
-            came, _ = listener.accept()
+            connection, _ = listener.accept()
         except BlockingIOError:
             return
         except OSError:
             self._front.rest(listener, self._accept)
             return
-        came.settimeout(_GREETING_SECONDS)
+        connection.settimeout(_GREETING_SECONDS)
         try:
             pid, uid, _ = _CREDENTIALS.unpack(
-                came.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             )
-            greeting = came.recv(len(_GREETING)) if uid == os.geteuid() else b""
+            greeting = connection.recv(len(_GREETING)) if uid == os.geteuid() else b""
         except OSError:
             greeting, pid = b"", 0
-        if greeting == _COMING and self._coming is None:
-            self._coming = came
-            came.setblocking(False)
-            self._front.selector.register(came, selectors.EVENT_READ, self._gone)
+        if greeting == _COMING and self._announced is None:
+            self._announced = connection
+            connection.setblocking(False)
+            self._front.selector.register(connection, selectors.EVENT_READ, self._gone)
             self._front.log.say("info", "front", "successor is starting", process=pid)
             return
-        if greeting != _GREETING or self._heir is not None:
-            came.close()
+        if greeting != _GREETING or self._successor is not None:
+            connection.close()
             return
-        self._heir = came
-        came.setblocking(False)
-        self._front.selector.register(came, selectors.EVENT_READ, self._lost)
+        self._successor = connection
+        connection.setblocking(False)
+        self._front.selector.register(connection, selectors.EVENT_READ, self._lost)
         self._front.log.say("info", "front", "successor is ready", process=pid)
 
     def _gone(self, _events: int) -> None:
-        """It has ended, or is ready by now."""
-        if self._coming is not None:
-            self._front.selector.unregister(self._coming)
-            self._coming.close()
-            self._coming = None
+        """The announcement's connection has ended: its process has, or it is ready by now."""
+        if self._announced is not None:
+            self._front.selector.unregister(self._announced)
+            self._announced.close()
+            self._announced = None
 
     def _lost(self, _events: int) -> None:
-        """It said all it has to say: whatever can be read is its end."""
-        if self._heir is not None:
-            self._front.selector.unregister(self._heir)
-            self._heir.close()
-            self._heir = None
+        """A successor sends nothing after its greeting, so a readable socket means that it has ended."""
+        if self._successor is not None:
+            self._front.selector.unregister(self._successor)
+            self._successor.close()
+            self._successor = None
 
 
 class Announcement:
@@ -223,7 +223,7 @@ class Announcement:
         self._front.selector.register(dialled, selectors.EVENT_READ, self._refused)
 
     def _refused(self, _events: int) -> None:
-        """It says nothing: it has ended, or knows of no announcements."""
+        """The other side sends nothing, so it has ended, or is of a version without announcements."""
         self._close()
 
     def _close(self) -> None:
@@ -234,7 +234,7 @@ class Announcement:
 
 
 class Predecessor:
-    """The front that FRONT succeeds. TAKEN is called with the path of its socket once all it had is ours."""
+    """The front before FRONT. TAKEN is called with the path of its socket when everything has been handed over."""
 
     def __init__(self, front: Front, taken: Callable[[str], None]) -> None:
         self._front = front
@@ -256,13 +256,14 @@ class Predecessor:
         self._path = ""
 
     @property
-    def there(self) -> bool:
+    def connected(self) -> bool:
         """Whether a front is there that will hand over what it has."""
         return self._sock is not None
 
     def poll(self, now: float) -> bool:
-        """Whether there seems to be none any more; true at every call until `done`. While there is one its agent may
-        be away for a moment, and what it has locked must not be taken.
+        """Returns whether the predecessor seems to have ended; then it does so at every call until `done`.
+
+        While the predecessor lives its agent may be away for a moment, and its locks must not be taken.
         """
         if self._path and self._sock is None and now >= self._again:
             self._again = now + _AGAIN_SECONDS
@@ -294,15 +295,15 @@ class Predecessor:
         fds: list[int] = []
         try:
             with sock:
-                known = _received(sock, fds)
-                if known is None:
+                state = _received(sock, fds)
+                if state is None:
                     self._news = True
                     return
-                _adopt(self._front, known, fds)
+                _adopt(self._front, state, fds)
                 fds.clear()
                 sock.sendall(_TAKEN)
             self._taken = True
-            self._front.log.say("info", "front", "taken over", streams=known["streams"])
+            self._front.log.say("info", "front", "taken over", streams=state["streams"])
             if self._path:  # else our agent has not waited, and has named the socket itself
                 self._tell(self._path)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
@@ -314,15 +315,15 @@ class Predecessor:
 
 
 def _received(sock: socket.socket, fds: list[int]) -> dict[str, Any] | None:
-    """What was handed over, its descriptors added to FDS; None when the predecessor ended without a word."""
+    """Returns what was handed over, and adds its descriptors to FDS. None: the predecessor ended before that."""
     sock.settimeout(_PATIENCE)
     room = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
     head, ancillary, _, _ = sock.recvmsg(_LENGTH.size, room)
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            found = array.array("i")
-            found.frombytes(data[: len(data) - len(data) % found.itemsize])
-            fds.extend(found)
+            descriptors = array.array("i")
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+            fds.extend(descriptors)
     if len(head) < _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack(head)
@@ -334,8 +335,8 @@ def _received(sock: socket.socket, fds: list[int]) -> dict[str, Any] | None:
         if not part:
             return None
         raw += part
-    known: dict[str, Any] = json.loads(raw)
-    return known
+    state: dict[str, Any] = json.loads(raw)
+    return state
 
 
 def _export(front: Front) -> tuple[dict[str, Any], list[int]]:
@@ -343,26 +344,28 @@ def _export(front: Front) -> tuple[dict[str, Any], list[int]]:
     endpoints = []
     for endpoint in front.endpoints.values():
         lock = endpoint.lock.descriptor
-        each: dict[str, Any] = {
+        exported: dict[str, Any] = {
             "offer": endpoint.offer.dump(),
             "devices": _text(endpoint.devices) if endpoint.devices is not None else None,
             "lock": None,
             "peers": [],
         }
         if lock is not None:
-            each["lock"] = len(fds)
+            exported["lock"] = len(fds)
             fds.append(lock)
         for peer in endpoint.peers:
-            watching = [stream for one, stream in endpoint.watchers if one is peer]
+            watching = [stream for watching_peer, stream in endpoint.watchers if watching_peer is peer]
             calls = [_call(call) for call in front.calls.values() if call.peer is peer]
             if (watching or calls) and len(fds) < _MOST_DESCRIPTORS:
-                known = {"fd": len(fds), "connection": peer.connection.export()}
+                description = {"fd": len(fds), "connection": peer.connection.export()}
                 behind = endpoint.behind(peer)
-                each["peers"].append({**known, "watching": watching, "behind": behind, "calls": calls})
+                exported["peers"].append(
+                    {**description, "watching": watching, "behind": behind, "calls": calls}
+                )
                 fds.append(peer.sock.fileno())
             else:
                 peer.close()
-        endpoints.append(each)
+        endpoints.append(exported)
     streams = sum(len(endpoint.watchers) for endpoint in front.endpoints.values())
     return {"streams": streams, "endpoints": endpoints}, fds
 
@@ -380,29 +383,31 @@ def _call(call: Call) -> dict[str, Any]:
     }
 
 
-def _call_of(endpoint: Endpoint, peer: Peer, known: dict[str, Any]) -> Call:
+def _call_of(endpoint: Endpoint, peer: Peer, state: dict[str, Any]) -> Call:
     now = time.monotonic()
-    until = None if known["left"] is None else now + known["left"]
-    message = binascii.a2b_base64(known["message"])
-    since, again = now - known["age"], known["again"]
-    return Call(endpoint, peer, known["stream"], known["method"], message, since, until, again)
+    until = None if state["left"] is None else now + state["left"]
+    message = binascii.a2b_base64(state["message"])
+    since, again = now - state["age"], state["again"]
+    return Call(endpoint, peer, state["stream"], state["method"], message, since, until, again)
 
 
-def _adopt(front: Front, known: dict[str, Any], fds: list[int]) -> None:
-    for each in known["endpoints"]:
-        offer = Offer.load(each["offer"])
+def _adopt(front: Front, state: dict[str, Any], fds: list[int]) -> None:
+    for endpoint_state in state["endpoints"]:
+        offer = ResourceOffer.load(endpoint_state["offer"])
         endpoint = front.endpoints[offer.key] = Endpoint(front, offer)
-        endpoint.devices = binascii.a2b_base64(each["devices"]) if each["devices"] is not None else None
-        if each["lock"] is not None:
-            endpoint.adopt_lock(fds[each["lock"]])
-        for one in each["peers"]:
-            sock = socket.socket(fileno=fds[one["fd"]])
-            connection = Connection.restored(one["connection"])
+        endpoint.devices = (
+            binascii.a2b_base64(endpoint_state["devices"]) if endpoint_state["devices"] is not None else None
+        )
+        if endpoint_state["lock"] is not None:
+            endpoint.adopt_lock(fds[endpoint_state["lock"]])
+        for peer_state in endpoint_state["peers"]:
+            sock = socket.socket(fileno=fds[peer_state["fd"]])
+            connection = Connection.restored(peer_state["connection"])
             slow = [
-                stream for stream in one["watching"] if connection.waiting(stream)
+                stream for stream in peer_state["watching"] if connection.waiting(stream)
             ]  # an older one does not say
-            peer = endpoint.adopt(sock, connection, one["watching"], one.get("behind", slow))
-            for call in one["calls"]:
+            peer = endpoint.adopt(sock, connection, peer_state["watching"], peer_state.get("behind", slow))
+            for call in peer_state["calls"]:
                 front.put(_call_of(endpoint, peer, call))
 
 

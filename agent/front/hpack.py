@@ -101,13 +101,13 @@ class HpackError(Exception):
 
 def _codes() -> dict[tuple[int, int], int]:
     lengths = [int(word) for word in _LENGTHS.split()]
-    found: dict[tuple[int, int], int] = {}
+    symbols: dict[tuple[int, int], int] = {}
     code = before = 0
     for length, symbol in sorted((length, symbol) for symbol, length in enumerate(lengths)):
         code <<= length - before
-        found[length, code] = symbol
+        symbols[length, code] = symbol
         code, before = code + 1, length
-    return found
+    return symbols
 
 
 _CODES = _codes()
@@ -144,7 +144,7 @@ class Decoder:
 
     def decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
         """The fields of BLOCK. Raises HpackError."""
-        found: list[tuple[bytes, bytes]] = []
+        fields: list[tuple[bytes, bytes]] = []
         at, size = 0, 0
         try:
             while at < len(block):
@@ -154,7 +154,7 @@ class Decoder:
                     field = self._field(index)
                 elif first & 0xE0 == 0x20:
                     limit, at = _integer(block, at, 5)
-                    if limit > TABLE_BYTES or found:
+                    if limit > TABLE_BYTES or fields:
                         raise HpackError("a size for the table that was not offered, or in the wrong place")
                     self.limit = limit
                     self._shrink(limit)
@@ -173,10 +173,10 @@ class Decoder:
                 size += len(field[0]) + len(field[1]) + _ENTRY_BYTES
                 if size > _MOST_BYTES:
                     raise HpackError("too many fields")
-                found.append(field)
+                fields.append(field)
         except IndexError:
             raise HpackError("fields are cut short") from None
-        return found
+        return fields
 
     def _field(self, index: int) -> tuple[bytes, bytes]:
         if 0 < index <= len(_STATIC):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from agent.front.hpack import Decoder, HpackError
 
-__all__ = ["MESSAGE_BYTES", "Connection", "Ended", "Heard", "Http2Error", "Reset"]
+__all__ = ["MESSAGE_BYTES", "Connection", "GoAwayReceived", "Http2Error", "MessageReceived", "StreamReset"]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MESSAGE_BYTES = 4 << 20  # grpc's own limit, and the kubelet's
@@ -41,7 +41,7 @@ class Http2Error(Exception):
         self.code = code
 
 
-class Heard(NamedTuple):
+class MessageReceived(NamedTuple):
     """A complete request, or a complete answer. large: the message was too large and is left out."""
 
     stream: int
@@ -50,30 +50,30 @@ class Heard(NamedTuple):
     large: bool = False
 
 
-class Reset(NamedTuple):
+class StreamReset(NamedTuple):
     """The peer gave up a stream."""
 
     stream: int
 
 
-class Ended(NamedTuple):
+class GoAwayReceived(NamedTuple):
     """The peer will not answer what was asked beyond this stream."""
 
     last: int
 
 
-Event = Heard | Reset | Ended
+Event = MessageReceived | StreamReset | GoAwayReceived
 
 
 class _Stream:
     """One request and its answer, in whatever state."""
 
-    __slots__ = ("body", "fields", "heard", "large", "queue", "sealed", "sent", "trailers", "window")
+    __slots__ = ("body", "complete", "fields", "large", "queue", "sealed", "sent", "trailers", "window")
 
     def __init__(self, window: int) -> None:
         self.fields: Fields = []
         self.body = bytearray()
-        self.heard = False  # all that the peer will send
+        self.complete = False  # all that the peer will send
         self.large = False
         self.window = window
         self.queue = bytearray()  # data that waits for room in the window
@@ -110,45 +110,45 @@ class Connection:
 
     @property
     def streams(self) -> frozenset[int]:
-        """Streams that are not over."""
+        """The open streams."""
         return frozenset(self._streams)
 
     def waiting(self, stream: int) -> int:
-        """Bytes of STREAM that the peer has not made room for."""
-        found = self._streams.get(stream)
-        return len(found.queue) if found else 0
+        """Returns how many bytes of STREAM wait for room in the peer's window."""
+        state = self._streams.get(stream)
+        return len(state.queue) if state else 0
 
     # --- what we say -----------------------------------------------------------------------------------------
 
     def ask(self, block: bytes, body: bytes) -> int:
         """Sends a request and returns its stream."""
         stream = self._last = self._last + 2 if self._last else 1
-        one = self._streams[stream] = _Stream(self._peer_window)
+        state = self._streams[stream] = _Stream(self._peer_window)
         self._frame(_HEADERS, _END_HEADERS, stream, block)
-        one.queue += body
-        one.sealed = True
+        state.queue += body
+        state.sealed = True
         self._flow(stream)
         return stream
 
     def answer(self, stream: int, block: bytes, *, end: bool = False) -> None:
-        """Sends the fields of an answer; END: there is nothing else. A stream that is over is left out."""
+        """Sends the fields of an answer; END: they are all of it. Does nothing for a stream that has ended."""
         if stream in self._streams:
             self._frame(_HEADERS, _END_HEADERS | (_END_STREAM if end else 0), stream, block)
             if end:
-                self._over(stream)
+                self._finish(stream)
 
     def data(self, stream: int, data: bytes) -> None:
         """Sends DATA as soon as the peer has room for it."""
-        found = self._streams.get(stream)
-        if found is not None and not found.sealed:
-            found.queue += data
+        state = self._streams.get(stream)
+        if state is not None and not state.sealed:
+            state.queue += data
             self._flow(stream)
 
     def end(self, stream: int, trailers: bytes) -> None:
         """Ends an answer with TRAILERS once its data is sent."""
-        found = self._streams.get(stream)
-        if found is not None and not found.sealed:
-            found.trailers, found.sealed = trailers, True
+        state = self._streams.get(stream)
+        if state is not None and not state.sealed:
+            state.trailers, state.sealed = trailers, True
             self._flow(stream)
 
     def goaway(self, code: int = 0) -> None:
@@ -158,15 +158,19 @@ class Connection:
     # --- what we hear ----------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Event]:
-        """What DATA completes. Raises Http2Error; then `out` ends with why, and the connection is over."""
+        """Returns the events that DATA completes.
+
+        Raises:
+            Http2Error: The connection must be closed; `out` ends with the GOAWAY that says why.
+        """
         self._input += data
-        found: list[Event] = []
+        events: list[Event] = []
         try:
             if self._preface:
                 if not self._input.startswith(self._preface[: len(self._input)]):
                     raise Http2Error(1, "no HTTP/2 preface")
                 if len(self._input) < len(self._preface):
-                    return found
+                    return events
                 del self._input[: len(self._preface)]
                 self._preface = b""
             at = 0
@@ -180,7 +184,7 @@ class Connection:
                 start = at + _HEAD.size
                 payload = bytes(self._input[start : start + length])
                 at = start + length
-                self._handle(kind, flags, stream & _MOST_WINDOW, payload, found)
+                self._handle(kind, flags, stream & _MOST_WINDOW, payload, events)
             del self._input[:at]
         except (HpackError, struct.error, IndexError) as error:
             self.goaway(9)
@@ -188,19 +192,19 @@ class Connection:
         except Http2Error as error:
             self.goaway(error.code)
             raise
-        return found
+        return events
 
-    def _handle(self, kind: int, flags: int, stream: int, payload: bytes, found: list[Event]) -> None:
+    def _handle(self, kind: int, flags: int, stream: int, payload: bytes, events: list[Event]) -> None:
         if self._block is not None and (kind != _CONTINUATION or stream != self._block[0]):
             raise Http2Error(1, "fields were broken off")
         if kind == _DATA:
-            self._data(flags, stream, payload, found)
+            self._data(flags, stream, payload, events)
         elif kind in (_HEADERS, _CONTINUATION):
-            self._headers(kind, flags, stream, payload, found)
+            self._headers(kind, flags, stream, payload, events)
         elif kind == _RST_STREAM:
             if stream in self._streams:
                 self._forget(stream)
-                found.append(Reset(stream))
+                events.append(StreamReset(stream))
         elif kind == _SETTINGS:
             self._settings(flags, payload)
         elif kind == _PING:
@@ -209,35 +213,39 @@ class Connection:
             if not flags & _ACK:
                 self._frame(_PING, _ACK, 0, payload)
         elif kind == _GOAWAY:
-            found.append(Ended(struct.unpack_from("!I", payload)[0] & _MOST_WINDOW))
+            events.append(GoAwayReceived(struct.unpack_from("!I", payload)[0] & _MOST_WINDOW))
         elif kind == _WINDOW_UPDATE:
             self._grow(stream, struct.unpack("!I", payload)[0] & _MOST_WINDOW)
         elif kind == _PUSH:
             raise Http2Error(1, "a push")
 
-    def _data(self, flags: int, stream: int, payload: bytes, found: list[Event]) -> None:
+    def _data(self, flags: int, stream: int, payload: bytes, events: list[Event]) -> None:
         self._used += len(payload)
         if self._used >= MESSAGE_BYTES:
             self._frame(_WINDOW_UPDATE, 0, 0, struct.pack("!I", self._used))
             self._used = 0
-        one = self._streams.get(stream)
-        if one is None or one.heard:
+        state = self._streams.get(stream)
+        if state is None or state.complete:
             if not stream or stream > self._last:
                 raise Http2Error(1, "data of a stream that was not opened")
             return  # of one that was given up meanwhile
         data = _unpadded(flags, payload)
-        buffered = sum(len(each.body) for each in self._streams.values())
-        if one.large or len(one.body) + len(data) > MESSAGE_BYTES + 5 or buffered + len(data) > _BUFFER_BYTES:
-            one.large = True
-            one.body.clear()
+        buffered = sum(len(other.body) for other in self._streams.values())
+        if (
+            state.large
+            or len(state.body) + len(data) > MESSAGE_BYTES + 5
+            or buffered + len(data) > _BUFFER_BYTES
+        ):
+            state.large = True
+            state.body.clear()
             if len(payload):  # it has to end some time
                 self._frame(_WINDOW_UPDATE, 0, stream, struct.pack("!I", len(payload)))
         else:
-            one.body += data
+            state.body += data
         if flags & _END_STREAM:
-            self._heard(stream, one, found)
+            self._message_received(stream, state, events)
 
-    def _headers(self, kind: int, flags: int, stream: int, payload: bytes, found: list[Event]) -> None:
+    def _headers(self, kind: int, flags: int, stream: int, payload: bytes, events: list[Event]) -> None:
         if kind == _HEADERS:
             block = _unpadded(flags, payload)
             self._block = stream, flags, bytearray(block[5:] if flags & _PRIORITY else block)
@@ -252,20 +260,20 @@ class Connection:
         _, first, raw = self._block
         self._block = None
         fields = self._decoder.decode(bytes(raw))
-        one = self._streams.get(stream) or self._opened(stream)
-        if one is None:
+        state = self._streams.get(stream) or self._opened(stream)
+        if state is None:
             return
-        if one.heard:
+        if state.complete:
             raise Http2Error(_CLOSED, "fields of a stream that was ended")
-        if one.fields and not (
+        if state.fields and not (
             first & _END_STREAM or self._client
         ):  # an answer has such before its last ones
             raise Http2Error(1, "fields in the midst of a request")
-        one.fields += fields
-        if sum(len(name) + len(value) + 32 for name, value in one.fields) > _HEADER_BYTES:
+        state.fields += fields
+        if sum(len(name) + len(value) + 32 for name, value in state.fields) > _HEADER_BYTES:
             raise Http2Error(_ENOUGH, "too many fields")
         if first & _END_STREAM:
-            self._heard(stream, one, found)
+            self._message_received(stream, state, events)
 
     def _opened(self, stream: int) -> _Stream | None:
         """The peer's new stream; None where it was given up meanwhile, or is refused."""
@@ -277,13 +285,13 @@ class Connection:
         if len(self._streams) >= _MOST_STREAMS:
             self._frame(_RST_STREAM, 0, stream, struct.pack("!I", _REFUSED))
             return None
-        one = self._streams[stream] = _Stream(self._peer_window)
-        return one
+        state = self._streams[stream] = _Stream(self._peer_window)
+        return state
 
-    def _heard(self, stream: int, one: _Stream, found: list[Event]) -> None:
-        one.heard = True
-        found.append(Heard(stream, one.fields, bytes(one.body), one.large))
-        one.body = bytearray()
+    def _message_received(self, stream: int, state: _Stream, events: list[Event]) -> None:
+        state.complete = True
+        events.append(MessageReceived(stream, state.fields, bytes(state.body), state.large))
+        state.body = bytearray()
         if self._client:
             self._forget(stream)
 
@@ -294,8 +302,8 @@ class Connection:
             if name == 4:
                 if value > _MOST_WINDOW:
                     raise Http2Error(3, "a window of that size is not possible")
-                for one in self._streams.values():
-                    one.window += value - self._peer_window
+                for state in self._streams.values():
+                    state.window += value - self._peer_window
                 self._peer_window = value
             elif name == 5:
                 if not _FRAME_BYTES <= value < 1 << 24:
@@ -322,22 +330,22 @@ class Connection:
 
     def _flow(self, stream: int) -> None:
         """Sends what there is room for."""
-        one = self._streams[stream]
-        while one.queue and min(one.window, self._window) > 0:
-            size = min(len(one.queue), one.window, self._window, self._peer_frame)
-            last = size == len(one.queue) and one.sealed and not one.trailers
-            self._frame(_DATA, _END_STREAM if last else 0, stream, bytes(one.queue[:size]))
-            del one.queue[:size]
-            one.window -= size
+        state = self._streams[stream]
+        while state.queue and min(state.window, self._window) > 0:
+            size = min(len(state.queue), state.window, self._window, self._peer_frame)
+            last = size == len(state.queue) and state.sealed and not state.trailers
+            self._frame(_DATA, _END_STREAM if last else 0, stream, bytes(state.queue[:size]))
+            del state.queue[:size]
+            state.window -= size
             self._window -= size
-            one.sent = one.sent or last
-        if one.sealed and not one.queue and one.trailers and not one.sent:
-            self._frame(_HEADERS, _END_HEADERS | _END_STREAM, stream, one.trailers)
-            self._over(stream)
+            state.sent = state.sent or last
+        if state.sealed and not state.queue and state.trailers and not state.sent:
+            self._frame(_HEADERS, _END_HEADERS | _END_STREAM, stream, state.trailers)
+            self._finish(stream)
 
-    def _over(self, stream: int) -> None:
+    def _finish(self, stream: int) -> None:
         """Our side of a stream is sent; a peer whose side is not is told to stop."""
-        if not self._streams[stream].heard:
+        if not self._streams[stream].complete:
             self._frame(_RST_STREAM, 0, stream, struct.pack("!I", 0))
         self._forget(stream)
 
@@ -368,42 +376,42 @@ class Connection:
             "block": [block[0], block[1], _text(block[2])] if block else None,
             "streams": {
                 str(number): {
-                    "fields": [[_text(name), _text(value)] for name, value in one.fields],
-                    "body": _text(one.body),
-                    "heard": one.heard,
-                    "large": one.large,
-                    "window": one.window,
-                    "queue": _text(one.queue),
-                    "trailers": _text(one.trailers),
-                    "sealed": one.sealed,
+                    "fields": [[_text(name), _text(value)] for name, value in state.fields],
+                    "body": _text(state.body),
+                    "heard": state.complete,
+                    "large": state.large,
+                    "window": state.window,
+                    "queue": _text(state.queue),
+                    "trailers": _text(state.trailers),
+                    "sealed": state.sealed,
                 }
-                for number, one in self._streams.items()
+                for number, state in self._streams.items()
             },
         }
 
     @classmethod
-    def restored(cls, known: dict[str, Any]) -> Connection:
+    def restored(cls, exported: dict[str, Any]) -> Connection:
         """A server's side that goes on where `export` was called."""
-        made = cls()
-        made.out = bytearray(_bytes(known["out"]))
-        made._preface = PREFACE if known["preface"] else b""
-        made._decoder = Decoder(
-            [(_bytes(name), _bytes(value)) for name, value in known["table"]], known["limit"]
+        connection = cls()
+        connection.out = bytearray(_bytes(exported["out"]))
+        connection._preface = PREFACE if exported["preface"] else b""
+        connection._decoder = Decoder(
+            [(_bytes(name), _bytes(value)) for name, value in exported["table"]], exported["limit"]
         )
-        made._input = bytearray(_bytes(known["input"]))
-        made._last, made._used = known["last"], known["used"]
-        made._window, made._peer_window = known["window"], known["peer_window"]
-        made._peer_frame = known["peer_frame"]
-        if known["block"]:
-            stream, flags, raw = known["block"]
-            made._block = stream, flags, bytearray(_bytes(raw))
-        for number, each in known["streams"].items():
-            one = made._streams[int(number)] = _Stream(each["window"])
-            one.fields = [(_bytes(name), _bytes(value)) for name, value in each["fields"]]
-            one.body, one.queue = bytearray(_bytes(each["body"])), bytearray(_bytes(each["queue"]))
-            one.heard, one.large, one.sealed = each["heard"], each["large"], each["sealed"]
-            one.trailers = _bytes(each["trailers"])
-        return made
+        connection._input = bytearray(_bytes(exported["input"]))
+        connection._last, connection._used = exported["last"], exported["used"]
+        connection._window, connection._peer_window = exported["window"], exported["peer_window"]
+        connection._peer_frame = exported["peer_frame"]
+        if exported["block"]:
+            stream, flags, raw = exported["block"]
+            connection._block = stream, flags, bytearray(_bytes(raw))
+        for number, saved in exported["streams"].items():
+            state = connection._streams[int(number)] = _Stream(saved["window"])
+            state.fields = [(_bytes(name), _bytes(value)) for name, value in saved["fields"]]
+            state.body, state.queue = bytearray(_bytes(saved["body"])), bytearray(_bytes(saved["queue"]))
+            state.complete, state.large, state.sealed = saved["heard"], saved["large"], saved["sealed"]
+            state.trailers = _bytes(saved["trailers"])
+        return connection
 
 
 def _unpadded(flags: int, payload: bytes) -> bytes:

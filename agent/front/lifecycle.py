@@ -36,14 +36,14 @@ class Facts:
     """What is true now.
 
     serving: the own socket is there and is ours. kubelet: identity of the kubelet's socket, None while there is none.
-    told: identity of the kubelet at the last attempt to register. registering: an attempt is under way. failures:
-    attempts in a row that failed. streams: open ListAndWatch streams. idle: seconds since the last attempt or stream
-    ended.
+    registered_with: identity of the kubelet at the last attempt to register. registering: an attempt is under way.
+    failures: attempts in a row that failed. streams: open ListAndWatch streams. idle: seconds since the last attempt or
+    stream ended.
     """
 
     serving: bool = False
     kubelet: Hashable | None = None
-    told: Hashable | None = None
+    registered_with: Hashable | None = None
     registering: bool = False
     failures: int = 0
     streams: int = 0
@@ -71,7 +71,9 @@ RULES: tuple[LifecycleRule, ...] = (
     LifecycleRule("stream open", lambda now: now.streams > 0, Action.REST),
     LifecycleRule("registering", lambda now: now.registering, Action.REST),
     LifecycleRule("kubelet gone", lambda now: now.kubelet is None, Action.REST),
-    LifecycleRule("a kubelet that has not been told", lambda now: now.told != now.kubelet, Action.REGISTER),
+    LifecycleRule(
+        "a kubelet that has not been told", lambda now: now.registered_with != now.kubelet, Action.REGISTER
+    ),
     LifecycleRule("stream may still come", lambda now: now.idle < now.pause, Action.REST),
     LifecycleRule("no stream came, or it was lost", lambda now: True, Action.REGISTER),
 )

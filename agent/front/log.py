@@ -32,8 +32,8 @@ class Log:
         if self._json:
             line = json.dumps({"part": part, **fields, "event": event, "level": level, "timestamp": stamp})
         else:
-            said = " ".join(f"{name}={value}" for name, value in {"part": part, **fields}.items())
-            line = f"{stamp} [{level:8}] {event:30} {said}"
+            details = " ".join(f"{name}={value}" for name, value in {"part": part, **fields}.items())
+            line = f"{stamp} [{level:8}] {event:30} {details}"
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(line + "\n")  # in one piece: the agent writes to the same place
             sys.stderr.flush()

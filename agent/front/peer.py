@@ -20,8 +20,8 @@ class Peer:
     """SOCK, connected, and the CONNECTION over it.
 
     Args:
-        heard: Gets its events.
-        gone: Is called at its end, with why.
+        event_received: Gets its events.
+        closed: Is called at its end, with why.
         room: Is called whenever the other side may have made room for more.
         failed: Is told of a mistake of ours, which ends this connection and no other.
     """
@@ -31,8 +31,8 @@ class Peer:
         selector: selectors.BaseSelector,
         sock: socket.socket,
         connection: Connection,
-        heard: Callable[[Peer, Event], None],
-        gone: Callable[[Peer, str], None],
+        event_received: Callable[[Peer, Event], None],
+        closed: Callable[[Peer, str], None],
         *,
         room: Callable[[Peer], None] = lambda peer: None,
         failed: Callable[[Exception], None] = lambda error: None,
@@ -40,8 +40,8 @@ class Peer:
         self.sock = sock
         self.connection = connection
         self._selector = selector
-        self._heard = heard
-        self._gone = gone
+        self._event_received = event_received
+        self._closed = closed
         self._room = room
         self._failed = failed
         self._events = selectors.EVENT_READ
@@ -121,9 +121,9 @@ class Peer:
             return
         for event in events:
             if self.open:
-                self._heard(self, event)
+                self._event_received(self, event)
 
     def _end(self, why: str) -> None:
         if self.open:
             self.leave()
-            self._gone(self, why)
+            self._closed(self, why)

@@ -20,8 +20,8 @@ from gigaslice.errors import SocketError
 
 __all__ = [
     "Identity",
-    "answers",
     "check_free",
+    "has_listener",
     "hidden_name",
     "identify",
     "is_mine",
@@ -66,7 +66,7 @@ def check_free(path: Path) -> None:
         ) from error
     if not stat.S_ISSOCK(mode):
         raise SocketError(f"{path} exists and is not a socket; move it away or choose another --kubelet-dir")
-    if answers(path):
+    if has_listener(path):
         raise SocketError(f"{path} is served by another program; stop that one or choose another --resource")
 
 
@@ -78,7 +78,7 @@ def hidden_name(directory: Path) -> Path:
 def sweep(directory: Path) -> None:
     """Removes hidden sockets that a killed agent left: those on which no process answers."""
     for path in directory.glob(_HIDDEN + "*"):
-        if identify(path) and not answers(path):
+        if identify(path) and not has_listener(path):
             path.unlink(missing_ok=True)
 
 
@@ -96,7 +96,7 @@ def is_mine(path: Path) -> bool:
 
 def remove_dead(path: Path) -> None:
     """Removes the socket at PATH when no process answers there, as a killed agent leaves it."""
-    if identify(path) and not answers(path):
+    if identify(path) and not has_listener(path):
         with contextlib.suppress(OSError):
             path.unlink()
 
@@ -107,7 +107,7 @@ def remove_if_same(path: Path, mine: Identity | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def answers(path: Path, besides: int = 0) -> bool:
+def has_listener(path: Path, besides: int = 0) -> bool:
     """Whether a process listens, other than BESIDES; what a killed agent left behind refuses.
 
     The kernel gives the PID of the process that called listen(), in this process's namespace, or 0 where it is outside.

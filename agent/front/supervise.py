@@ -20,7 +20,7 @@ from collections.abc import Callable
 from agent.front import channel
 from agent.front.channel import Kind
 from agent.front.front import Front
-from agent.front.handover import Announcement, Heir, Predecessor
+from agent.front.handover import Announcement, Predecessor, SuccessorListener
 from agent.persistence import lock
 
 __all__ = ["RESTART", "announce", "inherited", "run"]
@@ -63,9 +63,9 @@ class _Supervisor:
         self._agent = agent
         self._kept = _descriptors()
         self._front = Front(hook=self._told)
-        self._heir = Heir(self._front)
+        self._successor = SuccessorListener(self._front)
         # At once: a successor that finds no front takes the state from under an agent that is not ready yet.
-        self._predecessor = Predecessor(self._front, self._heir.listen)
+        self._predecessor = Predecessor(self._front, self._successor.listen)
         self._announcement = Announcement(self._front)
         self._pid = 0
         self._begun = 0.0
@@ -90,10 +90,10 @@ class _Supervisor:
         while self._code is None:
             self._front.step()
             self._poll()
-        if self._heir.give():
+        if self._successor.hand_over():
             return self._code  # what is open belongs to the successor now: no goodbye to the peers
         self._front.close()
-        self._heir.close()
+        self._successor.close()
         return self._code
 
     # --- the agent -------------------------------------------------------------------------------------------
@@ -141,21 +141,25 @@ class _Supervisor:
             os._exit(code)
 
     def _told(self, kind: int, payload: bytes) -> None:
-        if kind == Kind.COMING and not self._heir.listening:
+        if kind == Kind.COMING and not self._successor.listening:
             self._announcement.make(os.fsdecode(payload))
         elif kind == Kind.ACTIVE:
             self._announcement.withdraw()
             self._predecessor.done()
-            self._heir.listen(os.fsdecode(payload))
+            self._successor.listen(os.fsdecode(payload))
         elif kind == Kind.STANDBY:
             self._predecessor.follow(os.fsdecode(payload))
 
     def _poll(self) -> None:
         now = time.monotonic()
-        if self._asked is not None or self._predecessor.there:
+        if self._asked is not None or self._predecessor.connected:
             self._announcement.withdraw()
         self._announcement.poll(now)
-        if self._asked is not None and self._stopping is None and not self._heir.awaited(now - self._asked):
+        if (
+            self._asked is not None
+            and self._stopping is None
+            and not self._successor.expected(now - self._asked)
+        ):
             self._stop(now)
         if self._pid:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
@@ -163,7 +167,7 @@ class _Supervisor:
                 self._pid = 0
                 self._ended(os.waitstatus_to_exitcode(status), now)
             elif self._stopping is not None:
-                patience = _HURRY_SECONDS if self._heir.there else _END_SECONDS
+                patience = _HURRY_SECONDS if self._successor.ready else _END_SECONDS
                 if now - self._stopping > patience:
                     os.kill(self._pid, signal.SIGKILL)
             elif self._front.served:
@@ -190,7 +194,7 @@ class _Supervisor:
         if self._front.served or code < 0:
             self._failures = 0
         self._failures += 1
-        alone = not self._front.endpoints and not (code < 0 and self._predecessor.there)
+        alone = not self._front.endpoints and not (code < 0 and self._predecessor.connected)
         if alone or (code > 0 and self._failures >= _MOST_FAILURES):
             self._code = code if code > 0 else 128 - code
             return
@@ -208,7 +212,7 @@ class _Supervisor:
 
     def _stop(self, now: float) -> None:
         self._stopping = now
-        self._front.holding = self._heir.there  # else the agent sees to what the kubelet has begun
+        self._front.holding = self._successor.ready  # else the agent sees to what the kubelet has begun
         if self._pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGTERM)

@@ -93,7 +93,7 @@ def _open(config: Config, store: Store, link: Link) -> bool | None:
     waited, path = False, config.state_dir / HANDOVER
     try:
         # Another front's agent may be away for a moment. Ours is this process's parent, and has been waiting for it.
-        if config.standby == "on" and sockets.answers(path, besides=os.getppid()):
+        if config.standby == "on" and sockets.has_listener(path, besides=os.getppid()):
             raise LockedError(f"the state directory {config.state_dir} is served by another agent")
         store.open()
     except LockedError as error:

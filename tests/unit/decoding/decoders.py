@@ -459,10 +459,10 @@ EXEMPT = {
     "gigaslice.dataset.objects": "has rows of its own",
     # --- one program on both ends ---
     "agent.deviceplugin.link:Link._received": _OWN,
-    "agent.front.front:Front._told": _OWN,
+    "agent.front.front:Front._frame_received": _OWN,
     "agent.front.handover:_received": _OWN,
-    "agent.front.offer:Offer.load": _OWN,
-    "agent.front.offer:Offer.of_bytes": _OWN,
+    "agent.front.resource_offer:ResourceOffer.load": _OWN,
+    "agent.front.resource_offer:ResourceOffer.of_bytes": _OWN,
     # --- files of this node that only root writes, beside those with rows ---
     "agent.persistence.checkpoint:CheckpointFile.load": _READS,
     "agent.persistence.store:Store._load": _READS,

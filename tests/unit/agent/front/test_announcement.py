@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.front.front import Front
-from agent.front.handover import AWAIT_SECONDS, Announcement, Heir, Predecessor
+from agent.front.handover import AWAIT_SECONDS, Announcement, Predecessor, SuccessorListener
 
 GIVE_UP = 30.0
 
@@ -24,8 +24,8 @@ class Pair:
 
     def __init__(self, path):
         self.path, self.older, self.newer = path, Front(), Front()
-        self.heir = Heir(self.older)
-        self.heir.listen(path)
+        self.successor = SuccessorListener(self.older)
+        self.successor.listen(path)
         self.announcement = Announcement(self.newer)
         self.predecessor = Predecessor(self.newer, lambda path: None)
 
@@ -43,8 +43,8 @@ class Pair:
 
     def close(self):
         self.announcement.withdraw()
-        self.heir.close()
-        while self.predecessor.there:
+        self.successor.close()
+        while self.predecessor.connected:
             self.newer.step(0.01)
         self.older.close()
         self.newer.close()
@@ -58,45 +58,45 @@ def pair(path):
 
 
 def test_who_has_announced_itself_is_waited_for_and_not_for_ever(pair):
-    assert not pair.heir.awaited(0.0)
+    assert not pair.successor.expected(0.0)
     pair.announcement.make(pair.path)
-    pair.until(lambda: pair.heir.awaited(0.0))
-    assert pair.heir.awaited(AWAIT_SECONDS - 0.1)
-    assert not pair.heir.awaited(AWAIT_SECONDS)
-    assert not pair.heir.there, "it cannot take over yet"
+    pair.until(lambda: pair.successor.expected(0.0))
+    assert pair.successor.expected(AWAIT_SECONDS - 0.1)
+    assert not pair.successor.expected(AWAIT_SECONDS)
+    assert not pair.successor.ready, "it cannot take over yet"
 
 
 def test_it_is_waited_for_until_it_has_ended(pair):
     pair.announcement.make(pair.path)
-    pair.until(lambda: pair.heir.awaited(0.0))
+    pair.until(lambda: pair.successor.expected(0.0))
     pair.announcement.withdraw()
-    pair.until(lambda: not pair.heir.awaited(0.0))
+    pair.until(lambda: not pair.successor.expected(0.0))
 
 
 def test_it_is_waited_for_until_it_is_ready(pair):
     pair.announcement.make(pair.path)
-    pair.until(lambda: pair.heir.awaited(0.0))
+    pair.until(lambda: pair.successor.expected(0.0))
     pair.predecessor.follow(pair.path)
-    pair.until(lambda: pair.heir.there)
-    assert not pair.heir.awaited(0.0)
+    pair.until(lambda: pair.successor.ready)
+    assert not pair.successor.expected(0.0)
     pair.announcement.withdraw()
     for _ in range(5):
         pair.step()
-    assert pair.heir.there, "the end of its announcement is not its own"
+    assert pair.successor.ready, "the end of its announcement is not its own"
 
 
 def test_a_second_one_is_heard_when_the_first_has_ended(pair):
     other = Announcement(pair.newer)
     pair.announcement.make(pair.path)
-    pair.until(lambda: pair.heir.awaited(0.0))
+    pair.until(lambda: pair.successor.expected(0.0))
     other.make(pair.path)
     other.poll(time.monotonic())
     for _ in range(5):
         pair.step()
     pair.announcement.withdraw()
-    pair.until(lambda: not pair.heir.awaited(0.0))
+    pair.until(lambda: not pair.successor.expected(0.0))
     other.poll(time.monotonic() + 60)
-    pair.until(lambda: pair.heir.awaited(0.0))
+    pair.until(lambda: pair.successor.expected(0.0))
     other.withdraw()
 
 

@@ -16,7 +16,7 @@ from agent.front import grpc
 from agent.front.front import Front
 from agent.front.handover import _adopt, _export
 from agent.front.http2 import PREFACE
-from agent.front.offer import Offer
+from agent.front.resource_offer import ResourceOffer
 from agent.front.sockets import hidden_name, identify
 
 
@@ -25,7 +25,7 @@ def place():
     with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name:
         directory = Path(name)
         front = Front()
-        endpoint = module.Endpoint(front, Offer(name, "own.sock", "example.com/x", b"", b""))
+        endpoint = module.Endpoint(front, ResourceOffer(name, "own.sock", "example.com/x", b"", b""))
         front.endpoints[endpoint.offer.key] = endpoint
         endpoint.number = 1
         yield front, endpoint, directory
@@ -153,7 +153,7 @@ def turns(front, count=20):
 def watcher(place):
     front, endpoint, directory = place
     until(front, (directory / "own.sock").is_socket)
-    endpoint.show(b"a" * 60_000)
+    endpoint.set_devices(b"a" * 60_000)
     made = Watcher(front, directory)
     until(front, lambda: made.lists() == [b"a" * 60_000])
     yield made
@@ -164,7 +164,7 @@ def test_room_alone_brings_the_newest_list(place, watcher):
     """No call, no change and no other event follows for as long as nobody starts a pod."""
     front, endpoint, _ = place
     for name in (b"b", b"c", b"d"):
-        endpoint.show(name * 60_000)
+        endpoint.set_devices(name * 60_000)
     turns(front)
     assert watcher.lists() == [b"a" * 60_000]
     watcher.give_room(60_000)  # the rest of b, and a part of what follows
@@ -178,7 +178,7 @@ def test_a_socket_that_is_full_delays_the_newest_list_and_loses_none(place, watc
     watcher.give_room(1 << 30)
     turns(front)
     for number in range(40):
-        endpoint.show(b"%02d" % number * 100_000)
+        endpoint.set_devices(b"%02d" % number * 100_000)
     held = sum(len(peer.connection.out) for peer in endpoint.peers)
     assert held <= 200_100, "one list at a time"
     until(front, lambda: watcher.lists()[-1] == b"39" * 100_000)
@@ -203,8 +203,8 @@ def handed_over(front, endpoint, without=()):
 
 def test_a_successor_sends_the_newest_list_when_there_is_room(place, watcher):
     front, endpoint, _ = place
-    endpoint.show(b"b" * 60_000)
-    endpoint.show(b"c" * 60_000)
+    endpoint.set_devices(b"b" * 60_000)
+    endpoint.set_devices(b"c" * 60_000)
     turns(front)
     with handed_over(front, endpoint) as successor:
         watcher.give_room(200_000)
@@ -214,7 +214,7 @@ def test_a_successor_sends_the_newest_list_when_there_is_room(place, watcher):
 def test_a_successor_of_an_older_version_s_front_sends_it_once_more(place, watcher):
     """Those did not say who had not been sent the newest list."""
     front, endpoint, _ = place
-    endpoint.show(b"b" * 60_000)
+    endpoint.set_devices(b"b" * 60_000)
     turns(front)
     endpoint.devices = b"c" * 60_000  # came too late for the version that is replaced
     with handed_over(front, endpoint, without=["behind"]) as successor:
@@ -246,7 +246,7 @@ def test_connections_are_bounded_and_the_one_that_watches_stays(place, watcher):
         others[-1].connect(str(directory / "own.sock"))
         turns(front, 3)
     assert len(endpoint.peers) == module._MOST_PEERS
-    endpoint.show(b"b")
+    endpoint.set_devices(b"b")
     until(front, lambda: watcher.lists()[-1] == b"b")
     for other in others:
         other.close()
@@ -296,7 +296,7 @@ def test_without_descriptors_it_waits_and_does_not_spin(accepts, place, watcher)
         (directory / "own.sock").unlink()
         turns(front, 300)
         assert not (directory / "own.sock").exists()
-        endpoint.show(b"b")
+        endpoint.set_devices(b"b")
         until(front, lambda: watcher.lists()[-1] == b"b")
     finally:
         for fd in filled:
@@ -319,7 +319,7 @@ def test_a_plain_file_in_its_place_does_not_end_who_serves(place, watcher):
     front.wake()
     turns(front)
     assert front.endpoints and path.read_text() == "no socket"
-    endpoint.show(b"b")
+    endpoint.set_devices(b"b")
     until(front, lambda: watcher.lists()[-1] == b"b")
     path.unlink()
     until(front, path.is_socket)
@@ -328,7 +328,7 @@ def test_a_plain_file_in_its_place_does_not_end_who_serves(place, watcher):
 def test_a_plain_file_in_its_place_is_refused_at_the_start():
     with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name:
         front = Front()
-        endpoint = module.Endpoint(front, Offer(name, "own.sock", "example.com/x", b"", b""))
+        endpoint = module.Endpoint(front, ResourceOffer(name, "own.sock", "example.com/x", b"", b""))
         front.endpoints[endpoint.offer.key] = endpoint
         endpoint.number = 1
         (Path(name) / "own.sock").write_text("no socket")

@@ -14,8 +14,8 @@ from agent.front import front as module
 from agent.front import grpc as grpc_wire
 from agent.front.channel import CALL, METHODS, Buffer, Kind
 from agent.front.front import Front
-from agent.front.http2 import Connection, Heard
-from agent.front.offer import Offer
+from agent.front.http2 import Connection, MessageReceived
+from agent.front.resource_offer import ResourceOffer
 
 AGENTS = []
 
@@ -31,7 +31,7 @@ class Agent:
         AGENTS.append(self)
 
     def offer(self, directory):
-        offer = Offer(str(directory), "p.sock", "example.com/x", b"\x08\x01", b"register")
+        offer = ResourceOffer(str(directory), "p.sock", "example.com/x", b"\x08\x01", b"register")
         self.sock.sendall(way.frame(Kind.OFFER, 1, offer.to_bytes()) + way.frame(Kind.LIST, 1, b"devices"))
 
     def call(self):
@@ -162,7 +162,7 @@ def test_a_malformed_timeout_is_answered_and_ends_nothing(place):
         raw.sendall(client.out)
         heard = []
         while not heard:
-            heard = [event for event in client.receive(raw.recv(65536)) if isinstance(event, Heard)]
+            heard = [event for event in client.receive(raw.recv(65536)) if isinstance(event, MessageReceived)]
     assert grpc_wire.status(heard[0].fields) == ("INTERNAL", "malformed grpc-timeout")
     future = allocate(channel)
     agent.answer(agent.call()[0], b"given")
@@ -172,7 +172,7 @@ def test_a_malformed_timeout_is_answered_and_ends_nothing(place):
 def test_a_mistake_of_ours_ends_one_connection_and_is_logged(place, monkeypatch, capsys):
     front, agent, channel, directory = place
     front.log.set_up("info", "json")
-    monkeypatch.setattr(front, "given_up", lambda *_: 1 // 0)
+    monkeypatch.setattr(front, "call_cancelled", lambda *_: 1 // 0)
     future = allocate(channel)
     number = agent.call()[0]
     future.cancel()

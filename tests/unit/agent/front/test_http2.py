@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agent.front import grpc as wire
 from agent.front import hpack
 from agent.front.hpack import Decoder, HpackError
-from agent.front.http2 import PREFACE, Connection, Heard, Http2Error
+from agent.front.http2 import PREFACE, Connection, Http2Error, MessageReceived
 
 
 def test_the_code_of_the_standard():
@@ -150,11 +150,11 @@ class Server(threading.Thread):
                     connection = Connection.restored(json.loads(json.dumps(connection.export())))
                     self.moves += 1
                     for event in connection.receive(data[at : at + self.step]):
-                        if isinstance(event, Heard):
+                        if isinstance(event, MessageReceived):
                             self.answer(connection, event)
 
     @staticmethod
-    def answer(connection: Connection, event: Heard) -> None:
+    def answer(connection: Connection, event: MessageReceived) -> None:
         try:
             method = wire.method(event.fields)
             if event.large:

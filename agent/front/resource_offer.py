@@ -6,10 +6,10 @@ import binascii
 import json
 from typing import Any, NamedTuple
 
-__all__ = ["Offer"]
+__all__ = ["ResourceOffer"]
 
 
-class Offer(NamedTuple):
+class ResourceOffer(NamedTuple):
     """RESOURCE at DIRECTORY/SOCKET. options: a DevicePluginOptions. register: a RegisterRequest. Both are bytes."""
 
     directory: str
@@ -29,16 +29,16 @@ class Offer(NamedTuple):
         return {**self._asdict(), **{name: value.decode() for name, value in packed.items()}}
 
     @classmethod
-    def load(cls, known: dict[str, Any]) -> Offer:
+    def load(cls, document: dict[str, Any]) -> ResourceOffer:
         """What `dump` made."""
-        options, register = binascii.a2b_hex(known["options"]), binascii.a2b_hex(known["register"])
-        return cls(known["directory"], known["socket"], known["resource"], options, register)
+        options, register = binascii.a2b_hex(document["options"]), binascii.a2b_hex(document["register"])
+        return cls(document["directory"], document["socket"], document["resource"], options, register)
 
     def to_bytes(self) -> bytes:
         """As it goes to the front."""
         return json.dumps(self.dump()).encode()
 
     @classmethod
-    def of_bytes(cls, raw: bytes) -> Offer:
+    def of_bytes(cls, raw: bytes) -> ResourceOffer:
         """What `to_bytes` made."""
         return cls.load(json.loads(raw))
