@@ -41,16 +41,16 @@ def _inventory(text: str) -> str:
 
 def _lending(text: str) -> Mapping[str, int]:
     """Bytes by UUID, and for all GPUs of the node together under the empty name."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for item in text.split(",") if text and not values.is_off(text) else ():
         name, equals, size = item.strip().rpartition("=")
         if equals and not re.fullmatch(_GPU_UUID, name):
             raise ValueError(f"{name!r} is no GPU; write UUIDs as nvidia-smi -L shows them")
         key, size_bytes = "GPU" + name[3:].lower() if name else "", units.parse_bytes(size)
-        if key in found:
+        if key in sizes:
             raise ValueError("one size is given twice; give one for the node, and one for each GPU at most")
-        found[key] = size_bytes
-    return found
+        sizes[key] = size_bytes
+    return sizes
 
 
 def _types(text: str) -> tuple[tuple[str, str], ...] | None:
@@ -59,7 +59,7 @@ def _types(text: str) -> tuple[tuple[str, str], ...] | None:
         return None
     if text == "auto":
         return ()
-    found = []
+    types = []
     for item in text.split(","):
         pattern, equals, name = (part.strip() for part in item.partition("="))
         if not equals or not re.search(r"[A-Za-z0-9]", pattern) or not re.fullmatch(_TYPE, name):
@@ -67,13 +67,13 @@ def _types(text: str) -> tuple[tuple[str, str], ...] | None:
                 f"{item.strip()!r} is no type; write auto, or words of a model and a name of lower-case letters, "
                 "digits and '-', such as H100=h100,RTX 6000 Ada=rtx-6000"
             )
-        found.append((pattern, name))
-    return tuple(found)
+        types.append((pattern, name))
+    return tuple(types)
 
 
 def _labels(text: str) -> Mapping[str, Mapping[str, str]]:
     """Labels by UUID, and of all GPUs of the node under the empty name."""
-    found: dict[str, dict[str, str]] = {}
+    labels_by_gpu: dict[str, dict[str, str]] = {}
     for item in text.split(",") if text else ():
         name, equals, value = item.strip().partition("=")
         gpu, slash, key = name.rpartition("/")
@@ -85,11 +85,11 @@ def _labels(text: str) -> Mapping[str, Mapping[str, str]]:
             )
         if key in _DERIVED.split():
             raise ValueError(f"{key!r} is a property that every GPU has by itself; choose another key")
-        labels = found.setdefault("GPU" + gpu[3:].lower() if gpu else "", {})
+        labels = labels_by_gpu.setdefault("GPU" + gpu[3:].lower() if gpu else "", {})
         if key in labels:
             raise ValueError(f"{key!r} is given twice")
         labels[key] = value
-    return found
+    return labels_by_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,55 +178,55 @@ class Config(NodeRoleSettings):
         """Resources that have the same name, and socket paths that are too long."""
         flags = {"resource": self.resource, "whole-gpus": self.whole_gpus, "rdma": self.rdma}
         named = {flag: resource for flag, resource in flags.items() if resource}
-        found = [
+        mistakes = [
             f"--{flag} and --{other}: both are {resource}; every resource needs a name of its own"
             for flag, resource in named.items()
             for other in list(named)[list(named).index(flag) + 1 :]
             if named[other] == resource
         ]
         types = self.resource_types
-        found += [
-            f'--resource-per-type: a GPU that has "{one}" in its model can have "{other}" too, and would count under '
-            "two names; give both one type, or leave one out"
-            for one, other in types.overlapping()
+        mistakes += [
+            f'--resource-per-type: a GPU that has "{pattern}" in its model can have "{other}" too, and would count '
+            "under two names; give both one type, or leave one out"
+            for pattern, other in types.overlapping()
         ]
-        found += self._type_names(dict.fromkeys(f"{self.resource}.{name}" for _, name in types.patterns))
+        mistakes += self._type_names(dict.fromkeys(f"{self.resource}.{name}" for _, name in types.patterns))
         for flag, resource in named.items():
             path = self.kubelet_dir / socket_name(resource)
             length = len(os.fsencode(path))
             if length > _SOCKET_PATH_MAX:
-                found.append(
+                mistakes.append(
                     f"--kubelet-dir and --{flag}: the socket path {path} has {length} bytes, "
                     f"{_SOCKET_PATH_MAX} are possible; use a shorter directory or resource name"
                 )
-        return found
+        return mistakes
 
     def type_contradictions(self, models: Iterable[str]) -> list[str]:
         """What is wrong with the resources of a node with GPUs of these models."""
         types = self.resource_types
-        found = [
+        mistakes = [
             f"--resource-per-type: {model} is {' and '.join(matching)}; types must not overlap"
             for model in dict.fromkeys(models)
             if len(matching := types.matching(model)) > 1
         ]
-        return found + self._type_names(dict.fromkeys(map(types.of, models)))
+        return mistakes + self._type_names(dict.fromkeys(map(types.of, models)))
 
     def _type_names(self, resources: Iterable[str]) -> list[str]:
-        found = []
+        mistakes = []
         for resource in resources:
             try:
                 values.resource_name(resource)
             except ValueError as error:
-                found.append(f"--resource-per-type: {resource!r}: {error}")
+                mistakes.append(f"--resource-per-type: {resource!r}: {error}")
             if resource in (self.whole_gpus, self.rdma):
-                found.append(f"--resource-per-type: {resource} is the name of another resource")
+                mistakes.append(f"--resource-per-type: {resource} is the name of another resource")
             length = len(os.fsencode(self.kubelet_dir / socket_name(resource)))
             if length > _SOCKET_PATH_MAX:
-                found.append(
+                mistakes.append(
                     f"--kubelet-dir and --resource-per-type: the socket path of {resource} has {length} bytes, "
                     f"{_SOCKET_PATH_MAX} are possible; use a shorter directory or type"
                 )
-        return found
+        return mistakes
 
 
 SETTINGS = settings.table(Config)

@@ -38,7 +38,7 @@ class Command(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Adds the command's arguments to PARSER."""
 
-    def run(self, known: argparse.Namespace) -> int:
+    def run(self, arguments: argparse.Namespace) -> int:
         """Runs the command with the arguments KNOWN; the exit code."""
 
 
@@ -81,7 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser(command: str = "") -> argparse.ArgumentParser:
     """The parser of COMMAND alone, which imports no other; of all commands where none has that name."""
-    names = [one.name for one in pkgutil.iter_modules(__path__) if not one.name.startswith("_")]
+    names = [
+        module_info.name
+        for module_info in pkgutil.iter_modules(__path__)
+        if not module_info.name.startswith("_")
+    ]
     parser = _Parser(prog="gigaslice", description="Shares NVIDIA GPUs between containers by the gigabyte.")
     parser.add_argument(
         "--version", action="version", version=f"gigaslice {vcuda.__version__}", help="show the version"
@@ -89,20 +93,24 @@ def make_parser(command: str = "") -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in [command] if command in names else sorted(names):
         module = cast(Command, importlib.import_module(f"{__name__}.{name}"))
-        one = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False)
-        module.add_arguments(one)
-        flags = [flag for action in one._actions for flag in action.option_strings if flag.startswith("--")]
-        one.set_defaults(flags=flags, module=module)
+        module_info = commands.add_parser(
+            name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False
+        )
+        module.add_arguments(module_info)
+        flags = [
+            flag for action in module_info._actions for flag in action.option_strings if flag.startswith("--")
+        ]
+        module_info.set_defaults(flags=flags, module=module)
     return parser
 
 
 def _dispatch(arguments: list[str]) -> int:
-    known, unknown = make_parser(arguments[0] if arguments else "").parse_known_args(arguments)
-    known.mistakes = tuple(_unknown(one, known.flags) for one in unknown)
-    command: Command = known.module
-    if known.mistakes and not command.SETTINGS:
-        raise ConfigError(known.mistakes)
-    return command.run(known)
+    parsed, unknown = make_parser(arguments[0] if arguments else "").parse_known_args(arguments)
+    parsed.mistakes = tuple(_unknown(argument, parsed.flags) for argument in unknown)
+    command: Command = parsed.module
+    if parsed.mistakes and not command.SETTINGS:
+        raise ConfigError(parsed.mistakes)
+    return command.run(parsed)
 
 
 def _unknown(argument: str, flags: Sequence[str]) -> str:

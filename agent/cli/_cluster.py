@@ -30,7 +30,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def cluster_target(known: argparse.Namespace) -> Target:
+def cluster_target(arguments: argparse.Namespace) -> Target:
     """The cluster that is meant.
 
     Raises:
@@ -38,7 +38,7 @@ def cluster_target(known: argparse.Namespace) -> Target:
     """
     from agent.commands import cluster
 
-    return cluster.target(known.kubeconfig, known.context, known.server, settings.environment())
+    return cluster.target(arguments.kubeconfig, arguments.context, arguments.server, settings.environment())
 
 
 def tell_notes(content: ClusterContent) -> None:

@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_state_dir(parser)
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Cordons the GPU."""
     from agent.commands import cordon
 
-    print(cordon.cordon(Path(known.state_dir), known.gpu, known.reason, time.time()))
+    print(cordon.cordon(Path(arguments.state_dir), arguments.gpu, arguments.reason, time.time()))
     return OK

@@ -31,31 +31,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="text (default) or JSON")
     parser.add_argument(
         "--annotation-rights",
-        choices=[one.value for one in AnnotationRights],
+        choices=[rights.value for rights in AnnotationRights],
         help=f"which annotations count; default: ${_RIGHTS}, then as most agents are set",
     )
     add_target(parser)
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints the explanation; fails where there is no such pod."""
-    where = cluster_target(known)
+    where = cluster_target(arguments)
     from agent.commands import cluster
     from gigaslice.cluster.moves import freeing_plans
     from gigaslice.views.explain import explain
     from gigaslice.views.move_lines import move_lines
 
-    namespace = known.namespace or where.namespace
-    told = known.annotation_rights or settings.environment().get(_RIGHTS)
+    namespace = arguments.namespace or where.namespace
+    rights_text = arguments.annotation_rights or settings.environment().get(_RIGHTS)
     try:
-        rights = annotation_rights(told) if told else None
+        rights = annotation_rights(rights_text) if rights_text else None
     except ValueError as error:
-        raise ConfigError([f'environment {_RIGHTS} "{told}": {error}']) from None
+        raise ConfigError([f'environment {_RIGHTS} "{rights_text}": {error}']) from None
 
     async def read(client: KubeClient) -> tuple[Pod | None, ClusterContent, str]:
         content = await cluster.read_cluster(client, rights)
-        pod = await cluster.read_pod(client, namespace, known.name)
-        missing = "" if pod else await cluster.no_such_pod(client, content, namespace, known.name)
+        pod = await cluster.read_pod(client, namespace, arguments.name)
+        missing = "" if pod else await cluster.no_such_pod(client, content, namespace, arguments.name)
         return pod, content, missing
 
     pod, content, missing = cluster.with_client(where, read)
@@ -63,6 +63,6 @@ def run(known: argparse.Namespace) -> int:
     if pod is None:
         return report(FAILED, missing)
     plans = [] if pod.node else freeing_plans(content.state, content.pods, most=1, tries=10)
-    found = explain(content.state, pod, move_lines(content.state, plans, content.pods))
-    print(json.dumps(found.as_json(), indent=2) if known.format == "json" else found.text())
+    explanation = explain(content.state, pod, move_lines(content.state, plans, content.pods))
+    print(json.dumps(explanation.as_json(), indent=2) if arguments.format == "json" else explanation.text())
     return OK

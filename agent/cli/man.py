@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds nothing."""
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints the page."""
     from agent.cli import make_parser
     from vcuda import manual

@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints the table or the picture."""
-    where = cluster_target(known)
+    where = cluster_target(arguments)
     from agent.commands import cluster, cluster_tables
     from gigaslice.views.as_json import cluster_document
     from gigaslice.views.collect import picture
@@ -34,8 +34,8 @@ def run(known: argparse.Namespace) -> int:
     content = cluster.with_client(where, cluster.read_cluster)
     tell_notes(content)
     view = picture(content.state, names=content.names)
-    if known.format == "json":
+    if arguments.format == "json":
         print(json.dumps(cluster_document(view), indent=2))
     else:
-        print(cluster_svg(view) if known.format == "svg" else cluster_tables.nodes_table(view))
+        print(cluster_svg(view) if arguments.format == "svg" else cluster_tables.nodes_table(view))
     return OK

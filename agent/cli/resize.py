@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_state_dir(parser)
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Asks the agent, and prints what has changed."""
     from agent.commands import resize
 
-    print(resize.describe(resize.ask(known)))
+    print(resize.describe(resize.ask(arguments)))
     return OK

@@ -19,13 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints two tables, or one JSON document."""
     from agent.commands import status
 
-    state_dir = Path(known.state_dir)
+    state_dir = Path(arguments.state_dir)
     rows, gpus = status.collect(state_dir), status.gpus(state_dir)
-    if known.json:
+    if arguments.json:
         print(json.dumps(status.as_json(rows, gpus), indent=2))
     else:
         print("\n\n".join([status.as_table(rows), *([status.gpus_table(gpus)] if gpus else [])]))

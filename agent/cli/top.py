@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints the table."""
-    where = cluster_target(known)
+    where = cluster_target(arguments)
     from agent.commands import cluster, cluster_tables
     from gigaslice.views.as_json import totals_document
     from gigaslice.views.collect import picture
@@ -41,10 +41,10 @@ def run(known: argparse.Namespace) -> int:
     content = cluster.with_client(where, cluster.read_cluster)
     tell_notes(content)
     spaces = totals(picture(content.state, names=content.names))
-    spaces = [one for one in spaces if known.namespace in ("", one.namespace)]
-    if known.format == "json":
+    spaces = [space for space in spaces if arguments.namespace in ("", space.namespace)]
+    if arguments.format == "json":
         print(json.dumps(totals_document(spaces), indent=2))
-    elif known.what == "pods":
+    elif arguments.what == "pods":
         print(cluster_tables.pods_table(spaces))
     else:
         print(cluster_tables.namespaces_table(spaces))

@@ -16,21 +16,21 @@ FORMATS = ("text", "dot", "svg")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds where GPUs come from and the format."""
-    for one in (setting("inventory"), setting("slice")):
-        parser.add_argument(f"--{one.flag}", metavar=one.metavar, help=f"{one.help} (default: {one.default})")
+    for row in (setting("inventory"), setting("slice")):
+        parser.add_argument(f"--{row.flag}", metavar=row.metavar, help=f"{row.help} (default: {row.default})")
     parser.add_argument(
         "--format", choices=FORMATS, default="text", help="text (default), Graphviz dot, or SVG"
     )
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints the drawing, and what is odd about the hardware on standard error."""
     from agent.commands import topology
     from agent.roles import discovery
 
-    flags = {"inventory": known.inventory, "slice": known.slice}
+    flags = {"inventory": arguments.inventory, "slice": arguments.slice}
     loaded = config.load(flags, settings.environment())
     inventory = discovery.scan_once(loaded)
     report(OK, *loaded.warnings, *inventory.warnings)
-    print(topology.FORMATS[known.format](topology.draw(inventory)))
+    print(topology.FORMATS[arguments.format](topology.draw(inventory)))
     return OK

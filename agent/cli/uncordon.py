@@ -18,9 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_state_dir(parser)
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Ends the GPU's cordon."""
     from agent.commands import cordon
 
-    print(cordon.uncordon(Path(known.state_dir), known.gpu))
+    print(cordon.uncordon(Path(arguments.state_dir), arguments.gpu))
     return OK

@@ -81,10 +81,10 @@ class ClusterContent:
     @property
     def waiting(self) -> list[WaitingSince]:
         """The pods without a node, the oldest first."""
-        found = [
+        pods = [
             WaitingSince(pod, self.created.get(uid, "")) for uid, pod in self.pods.items() if not pod.node
         ]
-        return sorted(found, key=lambda one: (one.since, str(one.pod)))
+        return sorted(pods, key=lambda pod: (pod.since, str(pod.pod)))
 
 
 def target(
@@ -165,32 +165,32 @@ async def read_cluster(client: KubeClient, rights: AnnotationRights | None = Non
 
     RIGHTS: which annotations of pods count; None: those that the agents say.
     """
-    found = ClusterContent(ClusterState())
-    await asyncio.gather(_nodes(client, found), _pods(client, found), _classes(client, found))
-    state = found.state
+    content = ClusterContent(ClusterState())
+    await asyncio.gather(_nodes(client, content), _pods(client, content), _classes(client, content))
+    state = content.state
     units = offered_units(filter(None, map(state.hardware, state.nodes)))
     state.units = replace(units, rights=rights or state.agents_rights())
-    found.pods = {
+    content.pods = {
         uid: pod
-        for uid, pod in found.pods.items()
+        for uid, pod in content.pods.items()
         if ASSIGNMENT in pod.annotations or asks_for_gpus(pod, state.units)
     }
-    for pod in found.pods.values():  # when classes are known: pods without an assignment are placed by them
+    for pod in content.pods.values():  # when classes are known: pods without an assignment are placed by them
         state.put_pod(pod)
-    return found
+    return content
 
 
-async def _nodes(client: KubeClient, found: ClusterContent) -> None:
+async def _nodes(client: KubeClient, content: ClusterContent) -> None:
     async for document in listed(client, NODES_PATH, {}):
         try:
             facts = node_facts(document)
         except ValueError as error:
-            found.notes.append(plain(f"node {_name(document)} cannot be read: {error}"))
+            content.notes.append(plain(f"node {_name(document)} cannot be read: {error}"))
             continue
-        found.state.put_node(facts)
+        content.state.put_node(facts)
 
 
-async def _pods(client: KubeClient, found: ClusterContent) -> None:
+async def _pods(client: KubeClient, content: ClusterContent) -> None:
     try:
         async for document in listed(client, PODS_PATH, PODS_QUERY):
             try:
@@ -198,39 +198,41 @@ async def _pods(client: KubeClient, found: ClusterContent) -> None:
             except ValueError as error:
                 unread = unread_gpu_pod(document)
                 if unread is not None:
-                    found.state.put_pod(unread)
-                    found.notes.append(
+                    content.state.put_pod(unread)
+                    content.notes.append(
                         plain(f"pod {unread} cannot be read, so node {unread.node} gets nothing new: {error}")
                     )
                 continue
-            found.names[pod.uid] = str(pod)
-            if ASSIGNMENT in pod.annotations or any(one.requests for one in pod.containers):
-                found.pods[pod.uid] = pod
-                found.created[pod.uid] = pod.created
+            content.names[pod.uid] = str(pod)
+            if ASSIGNMENT in pod.annotations or any(container.requests for container in pod.containers):
+                content.pods[pod.uid] = pod
+                content.created[pod.uid] = pod.created
     except ApiFailure as error:
-        _unless_forbidden(error, found, "pods may not be listed, so what is free is what agents say")
+        _unless_forbidden(error, content, "pods may not be listed, so what is free is what agents say")
 
 
-async def _classes(client: KubeClient, found: ClusterContent) -> None:
+async def _classes(client: KubeClient, content: ClusterContent) -> None:
     try:
         async for document in listed(client, CLASSES_PATH, {}):
             try:
-                found.state.put_class(parse_resource_class(document))
+                content.state.put_class(parse_resource_class(document))
             except ClassError as error:
-                found.notes.append(plain(f"class {_name(document)} cannot be used: {error}"))
+                content.notes.append(plain(f"class {_name(document)} cannot be used: {error}"))
     except ApiFailure as error:
         if error.status != NOT_FOUND:  # not installed: no classes
-            _unless_forbidden(error, found, "classes may not be listed, so those that pods name seem unknown")
+            _unless_forbidden(
+                error, content, "classes may not be listed, so those that pods name seem unknown"
+            )
 
 
 def _name(document: Mapping[str, Any]) -> str:
     return text_at(object_at(document, "metadata"), "name")
 
 
-def _unless_forbidden(error: ApiFailure, found: ClusterContent, note: str) -> None:
+def _unless_forbidden(error: ApiFailure, content: ClusterContent, note: str) -> None:
     if error.status != _FORBIDDEN:
         raise error
-    found.notes.append(note)
+    content.notes.append(note)
 
 
 async def listed(client: KubeClient, path: str, query: Mapping[str, str]) -> Any:
@@ -263,19 +265,26 @@ async def no_such_pod(client: KubeClient, content: ClusterContent, namespace: st
     """What to say where there is no pod of a name: that a quota refuses it, or which one may be meant."""
     path = object_path("api", "v1", "namespaces", namespace, "events")
     try:
-        events = [one async for one in listed(client, path, {"fieldSelector": "reason=FailedCreate"})]
+        events = [event async for event in listed(client, path, {"fieldSelector": "reason=FailedCreate"})]
     except ApiFailure:
         events = []
     for event in reversed(events):
         message, owner = text_at(event, "message"), text_at(object_at(event, "involvedObject"), "name")
         if "exceeded quota" in message and owner and (name == owner or name.startswith(f"{owner}-")):
             return plain(f"there is no pod {namespace}/{name}: a quota refuses it. {message}")
-    here = [one.partition("/")[2] for one in content.names.values() if one.startswith(f"{namespace}/")]
-    elsewhere = sorted(one for one in content.names.values() if one.endswith(f"/{name}"))
+    here = [
+        full_name.partition("/")[2]
+        for full_name in content.names.values()
+        if full_name.startswith(f"{namespace}/")
+    ]
+    elsewhere = sorted(full_name for full_name in content.names.values() if full_name.endswith(f"/{name}"))
     if elsewhere:
         space = elsewhere[0].partition("/")[0]
         return plain(
             f"there is no pod {namespace}/{name}; there is one in namespace {space}: write -n {space}"
         )
-    near = difflib.get_close_matches(name, here, n=1) or [one for one in here if one.startswith(name)][:1]
+    near = (
+        difflib.get_close_matches(name, here, n=1)
+        or [full_name for full_name in here if full_name.startswith(name)][:1]
+    )
     return plain(f"there is no pod {namespace}/{name}" + (f'; did you mean "{near[0]}"?' if near else ""))

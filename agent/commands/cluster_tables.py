@@ -45,7 +45,7 @@ def nodes_table(view: ClusterPicture) -> str:
         why = ", ".join(node.conditions)
         for gpu in node.gpus:
             size = gpu.slice_bytes
-            held = ", ".join(f"{one} {format_bytes(one.slices * size)}" for one in gpu.holders)
+            held = ", ".join(f"{holder} {format_bytes(holder.slices * size)}" for holder in gpu.holders)
             health = "; ".join(filter(None, [gpu.unhealthy, why])) or "healthy"
             cells = [node.name, str(gpu.index), short_model(gpu.model), format_bytes(gpu.free * size)]
             rows.append(

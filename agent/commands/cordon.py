@@ -25,7 +25,7 @@ def uncordon(state_dir: Path, name: str) -> str:
     """Puts the GPU NAME back into service; a line for the user."""
     uuid = _find(state_dir, name)
     was = uuid in read_cordons(state_dir)
-    change_cordons(state_dir, lambda before: {key: one for key, one in before.items() if key != uuid})
+    change_cordons(state_dir, lambda before: {key: cordon for key, cordon in before.items() if key != uuid})
     return f"{uuid} is {'uncordoned' if was else 'not cordoned'}"
 
 
@@ -33,13 +33,13 @@ def _find(state_dir: Path, name: str) -> str:
     """The UUID that NAME stands for. Raises UnknownGpuError with those that there are."""
     report = read_report(state_dir)
     gpus = {gpu.uuid: gpu.index for gpu in report.gpus} if report else {}
-    known = [*gpus, *(uuid for uuid in read_cordons(state_dir) if uuid not in gpus)]
-    found = [uuid for uuid in known if name == uuid or name == str(gpus.get(uuid))]
-    found = found or [uuid for uuid in known if len(name) > 4 and uuid.startswith(name)]
-    if len(found) == 1:
-        return found[0]
-    listed = ", ".join(f"{gpus.get(uuid, '-')} {uuid}" for uuid in known)
-    what = "several GPUs begin with" if found else "this node has no GPU"
+    uuids = [*gpus, *(uuid for uuid in read_cordons(state_dir) if uuid not in gpus)]
+    matching = [uuid for uuid in uuids if name == uuid or name == str(gpus.get(uuid))]
+    matching = matching or [uuid for uuid in uuids if len(name) > 4 and uuid.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    listed = ", ".join(f"{gpus.get(uuid, '-')} {uuid}" for uuid in uuids)
+    what = "several GPUs begin with" if matching else "this node has no GPU"
     raise UnknownGpuError(
-        f"{what} {name!r}; " + (f"there are: {listed}" if known else "no agent has run here yet")
+        f"{what} {name!r}; " + (f"there are: {listed}" if uuids else "no agent has run here yet")
     )

@@ -232,7 +232,9 @@ async def _ask_api(api: Api, config: Config, where: str) -> Finding:
     query = {"fieldSelector": f"spec.nodeName={config.node_name}", "limit": "1", "resourceVersion": "0"}
     try:
         reply = await api.request("GET", path_of("api", "v1", "pods"), query, most=_MAX_LIST_BYTES)
-        missing = [] if reply.status != 200 else [one for one in _RIGHTS if not await _allowed(api, one)]
+        missing = (
+            [] if reply.status != 200 else [right for right in _RIGHTS if not await _allowed(api, right)]
+        )
     except ApiError as error:
         return Finding(
             "fail",
@@ -240,23 +242,23 @@ async def _ask_api(api: Api, config: Config, where: str) -> Finding:
             f"not reached: {error}",
             "check the address, the network and the credentials",
         )
-    said = f"{where}: {reply.status} {reply.reason()}" if reply.status != 200 else ""
+    status = f"{where}: {reply.status} {reply.reason()}" if reply.status != 200 else ""
     if reply.status == 401:
         remedy = "the token or certificate is old or of another cluster: make it anew, or the pod where it is mounted"
-        return Finding("fail", "API server", f"does not accept the credentials; {said}", remedy)
+        return Finding("fail", "API server", f"does not accept the credentials; {status}", remedy)
     if reply.status == 403:
         remedy = (
             "apply the ClusterRole and ClusterRoleBinding of daemonset.yaml, or of the chart with rbac.create"
         )
-        return Finding("fail", "API server", f"the agent may not list pods; {said}", remedy)
+        return Finding("fail", "API server", f"the agent may not list pods; {status}", remedy)
     if reply.status != 200:
-        return Finding("fail", "API server", f"does not list pods; {said}", "see the API server's log")
+        return Finding("fail", "API server", f"does not list pods; {status}", "see the API server's log")
     if config.overuse == "report":
-        missing = [one for one in missing if one is not _EVICT]
+        missing = [right for right in missing if right is not _EVICT]
     if missing:
         names = ", ".join(f"{verb} {resource}" for verb, resource in missing)
         level: Literal["warn", "fail"] = (
-            "warn" if all(one[1] in _MISSED_LITTLE for one in missing) else "fail"
+            "warn" if all(right[1] in _MISSED_LITTLE for right in missing) else "fail"
         )
         remedy = (
             "apply daemonset.yaml's ClusterRole"

@@ -36,7 +36,10 @@ def needed_labels(pod: Pod, free_cores: int) -> set[str]:
     return {
         row.namespace_label
         for row in ANNOTATIONS
-        for key in (PREFIX + row.name, *(f"{PREFIX}{row.name}.{one.name}" for one in pod.containers))
+        for key in (
+            PREFIX + row.name,
+            *(f"{PREFIX}{row.name}.{container.name}" for container in pod.containers),
+        )
         if key in pod.annotations and not _is_free(row, pod.annotations[key], free_cores)
     }
 
@@ -50,25 +53,25 @@ def _is_free(row: Annotation, text: str, free_cores: int) -> bool:
 
 async def read_needs(client: KubeClient, free_cores: int) -> dict[str, Needs]:
     """By Namespace, of those with a pod that has not ended and needs a label. Raises ApiFailure."""
-    found: dict[str, Needs] = {}
+    needs: dict[str, Needs] = {}
     async for document in listed(client, PODS_PATH, PODS_QUERY):
         try:
             pod = parse_pod(document)
         except ValueError:
             continue
         for label in needed_labels(pod, free_cores):
-            found.setdefault(pod.namespace, Needs()).pods.setdefault(label, []).append(pod.name)
-    if not found:
-        return found
+            needs.setdefault(pod.namespace, Needs()).pods.setdefault(label, []).append(pod.name)
+    if not needs:
+        return needs
     try:
         async for document in listed(client, _NAMESPACES_PATH, {}):
             metadata = document.get("metadata") or {}
-            if metadata.get("name") in found:
-                found[metadata["name"]].labels = metadata.get("labels") or {}
+            if metadata.get("name") in needs:
+                needs[metadata["name"]].labels = metadata.get("labels") or {}
     except ApiFailure as error:
         if error.status != _FORBIDDEN:
             raise
-    return found
+    return needs
 
 
 def as_findings(needs: Mapping[str, Needs]) -> Iterator[Finding]:
@@ -79,12 +82,12 @@ def as_findings(needs: Mapping[str, Needs]) -> Iterator[Finding]:
             if need.labels is not None and need.labels.get(label) == "true":
                 continue
             missing += 1
-            known = "needs" if need.labels is not None else "needs, if it has not yet,"
+            verb = "needs" if need.labels is not None else "needs, if it has not yet,"
             count = "1 pod" if len(pods) == 1 else f"{len(pods)} pods"
             yield Finding(
                 "fail" if need.labels is not None else "warn",
                 "namespace",
-                plain(f'{namespace} {known} the label {label}: "true" for {count}, such as {min(pods)}'),
+                plain(f'{namespace} {verb} the label {label}: "true" for {count}, such as {min(pods)}'),
                 f"kubectl label namespace {namespace} {label}=true, or leave the annotation out",
             )
     if not missing:

@@ -53,12 +53,12 @@ def as_text(trees: tuple[Drawing, ...]) -> str:
     """For a terminal: one line per node of the trees, joined by box-drawing characters."""
 
     def lines(node: Drawing, lead: str) -> list[str]:
-        found = []
+        drawn = []
         for number, child in enumerate(node.children):
             last = number == len(node.children) - 1
-            found.append(f"{lead}{'└─ ' if last else '├─ '}{child.label}")
-            found += lines(child, lead + ("   " if last else "│  "))
-        return found
+            drawn.append(f"{lead}{'└─ ' if last else '├─ '}{child.label}")
+            drawn += lines(child, lead + ("   " if last else "│  "))
+        return drawn
 
     return "\n".join("\n".join([tree.label, *lines(tree, "")]) for tree in trees)
 

@@ -15,7 +15,16 @@ from dataclasses import dataclass, replace
 
 from agent.inventory.source import Vitals
 
-__all__ = ["SILENCES", "Condition", "GpuHealth", "Silence", "settled", "silences", "standing", "struck"]
+__all__ = [
+    "SILENCES",
+    "Condition",
+    "GpuHealth",
+    "Silence",
+    "after_cooldown",
+    "observed_conditions",
+    "silences",
+    "with_conditions",
+]
 
 _REMEMBERED = 86400.0  # seconds from a recovery in which a new condition is a relapse
 _MOST_RELAPSES = 7  # 10 minutes become 21 hours
@@ -79,18 +88,18 @@ class Silence:
 def silences(before: Mapping[str, Silence], vitals: Mapping[str, Vitals]) -> dict[str, Silence]:
     """The silences after a poll that returned VITALS, by UUID."""
     return {
-        uuid: Silence(before[uuid].count + 1 if uuid in before else 1, one.silent)
-        for uuid, one in vitals.items()
-        if one.silent
+        uuid: Silence(before[uuid].count + 1 if uuid in before else 1, signs.silent)
+        for uuid, signs in vitals.items()
+        if signs.silent
     }
 
 
-def struck(gpu: GpuHealth, conditions: Iterable[Condition], now: float) -> GpuHealth:
+def with_conditions(gpu: GpuHealth, conditions: Iterable[Condition], now: float) -> GpuHealth:
     """The GPU after CONDITIONS were seen at NOW; unchanged where there are none."""
-    found = {condition.code: condition for condition in conditions}
-    if not found:
+    by_code = {condition.code: condition for condition in conditions}
+    if not by_code:
         return gpu
-    merged = tuple({**{condition.code: condition for condition in gpu.conditions}, **found}.values())
+    merged = tuple({**{condition.code: condition for condition in gpu.conditions}, **by_code}.values())
     if gpu.unhealthy:
         return replace(gpu, conditions=merged, last=max(now, gpu.last))
     again = gpu.recovered > 0 and now - gpu.recovered < _REMEMBERED
@@ -98,7 +107,7 @@ def struck(gpu: GpuHealth, conditions: Iterable[Condition], now: float) -> GpuHe
     return replace(gpu, conditions=merged, since=now, last=now, relapses=relapses)
 
 
-def settled(gpu: GpuHealth, cooldown: float, now: float) -> GpuHealth:
+def after_cooldown(gpu: GpuHealth, cooldown: float, now: float) -> GpuHealth:
     """The GPU at NOW: healthy once its cooldown is over. A clock that was set back restarts the cooldown."""
     if not gpu.unhealthy:
         return gpu
@@ -109,7 +118,7 @@ def settled(gpu: GpuHealth, cooldown: float, now: float) -> GpuHealth:
     return replace(gpu, conditions=(), recovered=now)
 
 
-def standing(gpu: GpuHealth, vitals: Vitals) -> tuple[GpuHealth, tuple[Condition, ...]]:
+def observed_conditions(gpu: GpuHealth, vitals: Vitals) -> tuple[GpuHealth, tuple[Condition, ...]]:
     """The conditions that VITALS show, and the GPU with its counter brought up to date.
 
     The first count seen is the baseline: errors from before it do not count. A count that is smaller than before was
@@ -117,20 +126,20 @@ def standing(gpu: GpuHealth, vitals: Vitals) -> tuple[GpuHealth, tuple[Condition
     """
     if vitals.silent:
         return gpu, ()
-    found = []
+    conditions = []
     if vitals.lost:
-        found.append(
+        conditions.append(
             Condition("lost", "the GPU does not answer (lost); only a new start of the machine mends it")
         )
     if vitals.recovery:
-        found.append(Condition("recovery", f"the driver asks for: {vitals.recovery}"))
+        conditions.append(Condition("recovery", f"the driver asks for: {vitals.recovery}"))
     if vitals.remap_failed:
-        found.append(
+        conditions.append(
             Condition("remapping", "a faulty memory row could not be remapped; the GPU is to be replaced")
         )
     if vitals.uncorrectable is None:
-        return gpu, tuple(found)
+        return gpu, tuple(conditions)
     if gpu.ecc is not None and vitals.uncorrectable > gpu.ecc:
         count = vitals.uncorrectable - gpu.ecc
-        found.append(Condition("ecc", f"{count} uncorrectable memory error{'s' if count > 1 else ''}"))
-    return replace(gpu, ecc=vitals.uncorrectable), tuple(found)
+        conditions.append(Condition("ecc", f"{count} uncorrectable memory error{'s' if count > 1 else ''}"))
+    return replace(gpu, ecc=vitals.uncorrectable), tuple(conditions)

@@ -18,10 +18,10 @@ from agent.health.conditions import (
     Condition,
     GpuHealth,
     Silence,
-    settled,
+    after_cooldown,
+    observed_conditions,
     silences,
-    standing,
-    struck,
+    with_conditions,
 )
 from agent.health.health_files import (
     CORDON,
@@ -167,7 +167,7 @@ class HealthController:
         strikes: dict[str, tuple[Condition, ...]] = {}
         gpus = dict(self.gpus)
         for uuid, vitals in (found or {}).items():
-            gpus[uuid], strikes[uuid] = standing(gpus.get(uuid, _HEALTHY), vitals)
+            gpus[uuid], strikes[uuid] = observed_conditions(gpus.get(uuid, _HEALTHY), vitals)
         counted = gpus != self.gpus
         self.gpus = gpus
         await self._strike(strikes)
@@ -180,7 +180,7 @@ class HealthController:
             hangs = Silence(SILENCES, f"the driver has not answered for {self._hangs:g} seconds: it hangs")
             await self._silences(dict.fromkeys(self.scanned.uuids, hangs))
         now = self._now()
-        after = {uuid: settled(gpu, self._cooldown, now) for uuid, gpu in self.gpus.items()}
+        after = {uuid: after_cooldown(gpu, self._cooldown, now) for uuid, gpu in self.gpus.items()}
         recovered = [uuid for uuid, gpu in after.items() if self.gpus[uuid].unhealthy and not gpu.unhealthy]
         changed = after != self.gpus
         self.gpus = after
@@ -222,7 +222,7 @@ class HealthController:
             if uuid not in self.scanned.uuids:
                 continue
             before = after.get(uuid, _HEALTHY)
-            gpu = after[uuid] = struck(before, conditions, now)
+            gpu = after[uuid] = with_conditions(before, conditions, now)
             fresh = [one for one in gpu.conditions if one.code not in {old.code for old in before.conditions}]
             if fresh:
                 text = "; ".join(condition.text for condition in fresh)

@@ -77,8 +77,8 @@ def read_cordons(state_dir: Path) -> dict[str, Cordon]:
     document = _read(path)
     try:
         return {
-            str(uuid): Cordon(str(one.get("reason", "")), float(one.get("since", 0.0)))
-            for uuid, one in (document or {}).get("cordons", {}).items()
+            str(uuid): Cordon(str(cordon.get("reason", "")), float(cordon.get("since", 0.0)))
+            for uuid, cordon in (document or {}).get("cordons", {}).items()
         }
     except (AttributeError, TypeError, ValueError) as error:
         raise _damaged(path) from error
@@ -92,7 +92,11 @@ def change_cordons(
         raise StorageError(f"{state_dir} is no directory; name the agent's with --state-dir")
     with _locked(state_dir / f".{CORDON}.lock"):
         after = change(read_cordons(state_dir))
-        _write(state_dir / CORDON, {"cordons": {uuid: asdict(one) for uuid, one in after.items()}}, sync=True)
+        _write(
+            state_dir / CORDON,
+            {"cordons": {uuid: asdict(cordon) for uuid, cordon in after.items()}},
+            sync=True,
+        )
     return after
 
 
@@ -105,8 +109,8 @@ def read_report(state_dir: Path) -> Report | None:
     try:
         return Report(
             str(document["boot"]),
-            tuple(GpuRecord(**one) for one in document["gpus"]),
-            {str(uuid): _gpu_health(one) for uuid, one in document["health"].items()},
+            tuple(GpuRecord(**record) for record in document["gpus"]),
+            {str(uuid): _gpu_health(health) for uuid, health in document["health"].items()},
         )
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         raise _damaged(path) from error
@@ -114,17 +118,19 @@ def read_report(state_dir: Path) -> Report | None:
 
 def write_report(state_dir: Path, report: Report) -> None:
     """Replaces health.json. Not synced: after a power failure the GPUs are as new. Raises StorageError."""
-    health: Mapping[str, Any] = {uuid: asdict(one) for uuid, one in report.health.items()}
+    health: Mapping[str, Any] = {uuid: asdict(health_of_gpu) for uuid, health_of_gpu in report.health.items()}
     gpus: Sequence[Any] = [asdict(gpu) for gpu in report.gpus]
     _write(state_dir / HEALTH, {"boot": report.boot, "gpus": gpus, "health": health}, sync=False)
 
 
-def _gpu_health(one: Mapping[str, Any]) -> GpuHealth:
-    conditions = tuple(Condition(str(each["code"]), str(each["text"])) for each in one["conditions"])
-    times = {name: float(one[name]) for name in ("since", "last", "recovered")}
-    ecc = one["ecc"]
+def _gpu_health(record: Mapping[str, Any]) -> GpuHealth:
+    conditions = tuple(
+        Condition(str(condition["code"]), str(condition["text"])) for condition in record["conditions"]
+    )
+    times = {name: float(record[name]) for name in ("since", "last", "recovered")}
+    ecc = record["ecc"]
     return GpuHealth(
-        conditions, relapses=int(one["relapses"]), ecc=None if ecc is None else int(ecc), **times
+        conditions, relapses=int(record["relapses"]), ecc=None if ecc is None else int(ecc), **times
     )
 
 

@@ -32,12 +32,12 @@ class LendingSource:
 
     def scan(self) -> Inventory:
         """Looks at the hardware again."""
-        found = self._source.scan()
-        gpus = lend(found.gpus, self._lending, self._given)
+        inventory = self._source.scan()
+        gpus = lend(inventory.gpus, self._lending, self._given)
         self._given.update({gpu.uuid: gpu.host_bytes for gpu in gpus})
         if self._warnings is None:
-            self._warnings = self._doubts(found)
-        return replace(found, gpus=gpus, warnings=(*found.warnings, *self._warnings))
+            self._warnings = self._doubts(inventory)
+        return replace(inventory, gpus=gpus, warnings=(*inventory.warnings, *self._warnings))
 
     def process_memory(self) -> Mapping[str, Mapping[int, int]] | None:
         """As the source has it."""
@@ -59,12 +59,12 @@ class LendingSource:
         """Closes the source."""
         self._source.close()
 
-    def _doubts(self, found: Inventory) -> tuple[str, ...]:
+    def _doubts(self, inventory: Inventory) -> tuple[str, ...]:
         """What is odd about the lending, at the first look: later the containers themselves use the host's memory."""
         doubts = [
             f"--host-memory names {uuid}, which is not on this node"
             for uuid in self._lending.by_gpu
-            if uuid not in found.uuids
+            if uuid not in inventory.uuids
         ]
         lent, left = sum(self._given.values()), host_memory_left()
         if left is not None and lent > left:

@@ -87,8 +87,8 @@ class NvmlSource:
         """Bytes per GPU and host PID; a GPU that does not answer is left out, None when none does."""
         with self._session.use() as ready:
             answers = {uuid: _processes(handle) for uuid, handle in self._gpus.items()} if ready else {}
-        known = {uuid: answer for uuid, answer in answers.items() if answer is not None}
-        return known or None
+        answered = {uuid: answer for uuid, answer in answers.items() if answer is not None}
+        return answered or None
 
     def process_busy(self, gpu: str) -> Mapping[int, float] | None:
         """What the driver has sampled since the last question. No sample is no work; a GPU that cannot say is None."""
@@ -102,11 +102,11 @@ class NvmlSource:
                 return {}
             except pynvml.NVMLError:
                 return None
-        found: dict[int, float] = {}
-        for one in samples:
-            self._sampled[gpu] = max(one.timeStamp, self._sampled.get(gpu, 0))
-            found[one.pid] = max(found.get(one.pid, 0.0), min(one.smUtil, 100) / 100)
-        return found
+        busy: dict[int, float] = {}
+        for sample in samples:
+            self._sampled[gpu] = max(sample.timeStamp, self._sampled.get(gpu, 0))
+            busy[sample.pid] = max(busy.get(sample.pid, 0.0), min(sample.smUtil, 100) / 100)
+        return busy
 
     def events(self, seconds: float) -> tuple[GpuEvent, ...] | None:
         """Waits for Xids and memory errors."""
@@ -123,16 +123,16 @@ class NvmlSource:
         at every question while none answers, else once for the same GPUs, since events are missed meanwhile. Raises
         MissingError when the driver was replaced and this process keeps the library of the old one.
         """
-        found = self._vitals("the NVIDIA driver is not open")
-        silent, lost = _silent(found), _lost(found)
+        answers = self._vitals("the NVIDIA driver is not open")
+        silent, lost = _silent(answers), _lost(answers)
         nothing = bool(self._known) and silent | lost == self._known
         if nothing or silent - self._silent or self._listener.deaf:
-            found = self._vitals(self._reopen())
-            silent, lost = _silent(found), _lost(found)
+            answers = self._vitals(self._reopen())
+            silent, lost = _silent(answers), _lost(answers)
         if self._lost - lost or self._silent - silent:
             self._listener.renew()
         self._lost, self._silent = lost, silent
-        return found
+        return answers
 
     def close(self) -> None:
         """Lets go of the driver, unless a call hangs in it: then it goes with this process."""
@@ -145,19 +145,19 @@ class NvmlSource:
         if not gpus:
             detail = f" ({'; '.join(warnings)})" if warnings else ""
             raise MissingError(f"the NVIDIA driver shows no usable GPU{detail}: {_REMEDY}")
-        found = {gpu.gpu.uuid: gpu.handle for gpu in gpus}
-        if not found.keys() <= self._gpus.keys():
+        handles = {gpu.gpu.uuid: gpu.handle for gpu in gpus}
+        if not handles.keys() <= self._gpus.keys():
             self._listener.renew()
-        self._gpus = {**self._gpus, **found}
-        self._known |= found.keys()
+        self._gpus = {**self._gpus, **handles}
+        self._known |= handles.keys()
         if self._listener.deaf:
             warnings.append("errors of the GPUs cannot be heard: NVML's events fail")
         ends = _all_link_ends(gpus, warnings)
         topology = Topology.build(_levels(gpus), _nvlinks(gpus, ends))
         driver = _asked(lambda: _text(pynvml.nvmlSystemGetDriverVersion())) or ""
         properties = {
-            one.gpu.uuid: _properties(one.handle, driver, links)
-            for one, links in zip(gpus, ends, strict=True)
+            gpu.gpu.uuid: _properties(gpu.handle, driver, links)
+            for gpu, links in zip(gpus, ends, strict=True)
         }
         return Inventory(
             tuple(gpu.gpu for gpu in gpus),
@@ -240,23 +240,23 @@ class NvmlSource:
         return _NvmlGpu(handle, Gpu(uuid, index, model, memory, slices, self._slice_bytes, 0, node, bus_id))
 
 
-def _silent(found: Mapping[str, Vitals]) -> frozenset[str]:
-    return frozenset(uuid for uuid, one in found.items() if one.silent)
+def _silent(answers: Mapping[str, Vitals]) -> frozenset[str]:
+    return frozenset(uuid for uuid, vitals in answers.items() if vitals.silent)
 
 
-def _lost(found: Mapping[str, Vitals]) -> frozenset[str]:
-    return frozenset(uuid for uuid, one in found.items() if one.lost)
+def _lost(answers: Mapping[str, Vitals]) -> frozenset[str]:
+    return frozenset(uuid for uuid, vitals in answers.items() if vitals.lost)
 
 
 def _handles() -> dict[str, Any]:
     """The GPUs that the driver shows now, by UUID."""
-    found = {}
+    handles = {}
     for index in range(_asked(pynvml.nvmlDeviceGetCount) or 0):
         handle = _asked(lambda index=index: pynvml.nvmlDeviceGetHandleByIndex(index))  # type: ignore[misc]
         uuid = None if handle is None else _asked(lambda handle=handle: pynvml.nvmlDeviceGetUUID(handle))  # type: ignore[misc]
         if uuid is not None:
-            found[_text(uuid)] = handle
-    return found
+            handles[_text(uuid)] = handle
+    return handles
 
 
 def _text(value: str | bytes) -> str:
@@ -306,25 +306,25 @@ def _memory_affinity(handle: Any) -> int | None:
 
 
 def _levels(gpus: Sequence[_NvmlGpu]) -> list[list[int | None]]:
-    def level(one: _NvmlGpu, other: _NvmlGpu) -> int | None:
-        if one is other:
+    def level(gpu: _NvmlGpu, other: _NvmlGpu) -> int | None:
+        if gpu is other:
             return 0
-        return _asked(lambda: int(pynvml.nvmlDeviceGetTopologyCommonAncestor(one.handle, other.handle)))
+        return _asked(lambda: int(pynvml.nvmlDeviceGetTopologyCommonAncestor(gpu.handle, other.handle)))
 
-    return [[level(one, other) for other in gpus] for one in gpus]
+    return [[level(gpu, other) for other in gpus] for gpu in gpus]
 
 
 def _properties(handle: Any, driver: str, ends: _LinkEnds | None) -> dict[str, str]:
     """What selectors can ask for beside model and memory; what the driver does not tell is left out."""
     architecture = _asked(lambda: int(pynvml.nvmlDeviceGetArchitecture(handle)))
     capability = _asked(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-    found = {
+    properties = {
         "architecture": _ARCHITECTURES.get(architecture or 0, ""),
         "computeCapability": f"{capability[0]}.{capability[1]}" if capability else "",
         "driver": driver,
         "nvlink": "" if ends is None else str(sum(ends.peers.values()) + ends.switches),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in properties.items() if value}
 
 
 def _all_link_ends(gpus: Sequence[_NvmlGpu], warnings: list[str]) -> list[_LinkEnds | None]:
@@ -343,10 +343,10 @@ def _nvlinks(gpus: Sequence[_NvmlGpu], ends: Sequence[_LinkEnds | None]) -> list
     """Active links of every pair: direct ones, or else as many as the two can both bring to an NVSwitch."""
 
     def count(i: int, j: int) -> int | None:
-        one, other = ends[i], ends[j]
-        if one is None or other is None:
+        near, far = ends[i], ends[j]
+        if near is None or far is None:
             return None
-        return one.peers.get(_place(gpus[j].gpu.pci_bus_id), 0) or min(one.switches, other.switches)
+        return near.peers.get(_place(gpus[j].gpu.pci_bus_id), 0) or min(near.switches, far.switches)
 
     size = range(len(gpus))
     if any(end is None for end in ends) and all(
@@ -402,7 +402,7 @@ def _place(bus_id: str) -> tuple[int, str]:
 
 def _processes(handle: Any) -> dict[int, int] | None:
     """Bytes per PID; a process in both lists, compute and graphics, is shown with the same memory in each."""
-    found: dict[int, int] = {}
+    used: dict[int, int] = {}
     answered = False
     for query in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
         processes = _asked(lambda query=query: query(handle))  # type: ignore[misc]
@@ -410,5 +410,5 @@ def _processes(handle: Any) -> dict[int, int] | None:
             continue
         answered = True
         for process in processes:
-            found[process.pid] = max(found.get(process.pid, 0), process.usedGpuMemory or 0)
-    return found if answered else None
+            used[process.pid] = max(used.get(process.pid, 0), process.usedGpuMemory or 0)
+    return used if answered else None

@@ -111,9 +111,9 @@ class Listener:
 
     def close(self) -> None:
         """Lets go of the event set. Not while another thread waits."""
-        found, self._set = self._set, None
-        if found is not None:
-            _asked(lambda: pynvml.nvmlEventSetFree(found))
+        event_set, self._set = self._set, None
+        if event_set is not None:
+            _asked(lambda: pynvml.nvmlEventSetFree(event_set))
 
     def _register(self, gpus: Mapping[str, Any]) -> None:
         self.close()

@@ -98,8 +98,8 @@ def merge(before: Inventory, now: Inventory) -> Inventory:
     GPUs that are gone stay, unhealthy, with their old place in the topology. GPUs that are new are added only when
     none is gone: with both at once no common topology is known.
     """
-    seen = {gpu.uuid: gpu for gpu in now.gpus}
-    gone = [uuid for uuid in before.uuids if uuid not in seen]
+    present = {gpu.uuid: gpu for gpu in now.gpus}
+    gone = [uuid for uuid in before.uuids if uuid not in present]
     properties = {  # a driver that does not answer for a moment takes none away
         uuid: {**before.properties.get(uuid, {}), **now.properties.get(uuid, {})}
         for uuid in (*before.properties, *now.properties)
@@ -107,7 +107,7 @@ def merge(before: Inventory, now: Inventory) -> Inventory:
     if not gone:
         return now if properties == now.properties else replace(now, properties=properties)
     gpus = tuple(
-        replace(seen[gpu.uuid], index=gpu.index) if gpu.uuid in seen else replace(gpu, healthy=False)
+        replace(present[gpu.uuid], index=gpu.index) if gpu.uuid in present else replace(gpu, healthy=False)
         for gpu in before.gpus
     )
     lost = tuple(f"{uuid} is no longer there; its slices are unhealthy until it is back" for uuid in gone)

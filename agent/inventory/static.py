@@ -146,10 +146,10 @@ class _Reader:
         gpus = [self._gpu(index, item) for index, item in enumerate(listed)]
         self._check_unique([(gpu, item.line) for gpu, item in zip(gpus, listed, strict=True) if gpu])
         matrix = self._topology(fields["topology"], len(listed)) if "topology" in fields else None
-        known = tuple(gpu for gpu in gpus if gpu is not None)
-        if self.mistakes or len(known) != len(gpus):
+        described = tuple(gpu for gpu in gpus if gpu is not None)
+        if self.mistakes or len(described) != len(gpus):
             return None
-        return replace(_assembled(known, matrix), properties=self.properties)
+        return replace(_assembled(described, matrix), properties=self.properties)
 
     def _gpu(self, index: int, item: _Value) -> Gpu | None:
         name = f"gpus[{index}]"
@@ -187,8 +187,8 @@ class _Reader:
             self._wrong(value.line, f"{name}.properties must be a mapping, such as {{architecture: Ada}}")
             return {}
         fields = self._fields(value, f"{name}.properties", _PROPERTIES)
-        found = {key: self._field(fields, f"{name}.properties", key, _words) for key in fields}
-        return {key: text for key, text in found.items() if text is not None}
+        texts = {key: self._field(fields, f"{name}.properties", key, _words) for key in fields}
+        return {key: text for key, text in texts.items() if text is not None}
 
     def _topology(self, value: _Value, count: int) -> TopoMatrix | None:
         text = value.text()
@@ -208,11 +208,11 @@ class _Reader:
             return None
         return matrix
 
-    def _fields(self, value: _Value, name: str, known: tuple[str, ...]) -> dict[str, _Value]:
+    def _fields(self, value: _Value, name: str, allowed: tuple[str, ...]) -> dict[str, _Value]:
         fields: dict[str, _Value] = {}
         for key, field in value.mapping() or []:
-            if key not in known:
-                self._wrong(field.line, f"{name} has an unknown key {key!r}; known are {', '.join(known)}")
+            if key not in allowed:
+                self._wrong(field.line, f"{name} has an unknown key {key!r}; known are {', '.join(allowed)}")
             elif key in fields:
                 self._wrong(field.line, f"{name} has {key} twice")
             else:

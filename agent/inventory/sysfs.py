@@ -33,11 +33,11 @@ def node_cpus(node: int, root: Path = SYSFS) -> frozenset[int]:
     """CPUs of a NUMA node; none where the machine does not tell."""
     try:
         text = (root / f"devices/system/node/node{node}/cpulist").read_text(encoding="ascii").strip()
-        found: set[int] = set()
+        cpus: set[int] = set()
         for run in filter(None, text.split(",")):
             first, _, last = run.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
-        return frozenset(found)
+            cpus.update(range(int(first), int(last or first) + 1))
+        return frozenset(cpus)
     except (OSError, ValueError):
         return frozenset()
 

@@ -181,9 +181,9 @@ class OpenLedgers:
 
     def _changed(self) -> set[str]:
         """The allocations whose ledgers were written since the previous call; all, after too many events."""
-        found: set[str] = set()
+        written: set[str] = set()
         if self._notify < 0:
-            return found
+            return written
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._notify, 1 << 16)
             at = 0
@@ -191,10 +191,10 @@ class OpenLedgers:
                 watch, mask, _, length = _EVENT.unpack_from(data, at)
                 at += _EVENT.size + length
                 if mask & _OVERFLOW:
-                    found.update(self._files)
+                    written.update(self._files)
                 elif watch in self._watches:
-                    found.add(self._watches[watch])
-        return found
+                    written.add(self._watches[watch])
+        return written
 
     def _wait_for(self, allocation_id: str, path: Path) -> None:
         request = object()

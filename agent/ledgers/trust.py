@@ -56,8 +56,8 @@ def ceiling(
     for gpu, quota in allocation.quota().items():
         allowed = max(quota, limits.get(gpu, 0), recent.get(gpu, 0))
         once = max(allowed, gpu_bytes.get(gpu, 0)) if changes else allowed
-        known = measured.get(gpu) if measured is not None else None
-        now[gpu] = once if known is None else max(known, allowed)
+        bytes_measured = measured.get(gpu) if measured is not None else None
+        now[gpu] = once if bytes_measured is None else max(bytes_measured, allowed)
         ever[gpu] = max(once, now[gpu])
     return Ceiling(now, ever)
 
@@ -82,16 +82,20 @@ def believed(
         ended: The kubelet has given its slices to others. Then a slot without a known owner counts for no more than was
             measured, since a process of another pod that was passed the descriptor can hold it.
     """
-    gone = [one for one in reading.processes if one.pid in disowned and one.pid > 0]
-    used = {gpu: reading.used.get(gpu, 0) - sum(one.used.get(gpu, 0) for one in gone) for gpu in most.now}
+    gone = [process for process in reading.processes if process.pid in disowned and process.pid > 0]
+    used = {
+        gpu: reading.used.get(gpu, 0) - sum(process.used.get(gpu, 0) for process in gone) for gpu in most.now
+    }
     if ended:
         for gpu, count in (measured or {}).items():
-            nameless = sum(one.used.get(gpu, 0) for one in reading.processes if one.nameless)
+            nameless = sum(process.used.get(gpu, 0) for process in reading.processes if process.nameless)
             if gpu in used:
                 used[gpu] -= max(0, nameless - count)
-    found = replace(
+    trusted = replace(
         reading,
-        processes=tuple(_process(one, most, dead=one.pid in disowned) for one in reading.processes),
+        processes=tuple(
+            _process(process, most, dead=process.pid in disowned) for process in reading.processes
+        ),
         used=_within(used, most.now),
         peak=_within(reading.peak, most.ever),
         managed=_within(reading.managed, most.now),
@@ -99,14 +103,16 @@ def believed(
         most=most.now,
     )
     if reading.problem is not None:
-        known = measured or {}
-        used = {gpu: known.get(gpu, count) if found.alive else 0 for gpu, count in most.now.items()}
-        return replace(found, used=used, undeclared={}, shares={})
+        measured_bytes = measured or {}
+        used = {
+            gpu: measured_bytes.get(gpu, count) if trusted.alive else 0 for gpu, count in most.now.items()
+        }
+        return replace(trusted, used=used, undeclared={}, shares={})
     return replace(
-        found,
-        used=found.used if found.alive else dict.fromkeys(most.now, 0),
+        trusted,
+        used=trusted.used if trusted.alive else dict.fromkeys(most.now, 0),
         shares={
-            gpu: _share(use, min(found.living, believed_flying(use.flying, listed.get(gpu))))
+            gpu: _share(use, min(trusted.living, believed_flying(use.flying, listed.get(gpu))))
             for gpu, use in reading.shares.items()
             if gpu in most.now
         },
@@ -125,14 +131,14 @@ def believed_time_slices(
     usage: Mapping[str, TimeSliceUsage], allocation: Allocation, measured: Bytes | None
 ) -> Mapping[str, TimeSliceUsage]:
     """Returns USAGE with no more memory than the allocation's parts of GPU and host, or than was measured."""
-    quota, known = allocation.quota(), measured or {}
+    quota, measured_bytes = allocation.quota(), measured or {}
     return {
         gpu: replace(
-            one,
-            real=min(one.real, max(allocation.physical.get(gpu, 0), known.get(gpu, 0))),
-            managed=min(one.managed, max(quota[gpu], known.get(gpu, 0))),
+            slices,
+            real=min(slices.real, max(allocation.physical.get(gpu, 0), measured_bytes.get(gpu, 0))),
+            managed=min(slices.managed, max(quota[gpu], measured_bytes.get(gpu, 0))),
         )
-        for gpu, one in usage.items()
+        for gpu, slices in usage.items()
         if gpu in quota
     }
 
@@ -173,25 +179,25 @@ class RecentLimits:
         }
         self._noted = {key: rounds for key, rounds in left.items() if rounds}
 
-    def forget(self, known: frozenset[str]) -> None:
+    def forget(self, allocations: frozenset[str]) -> None:
         """Forgets all allocations but KNOWN."""
-        self._noted = {key: rounds for key, rounds in self._noted.items() if key[0] in known}
+        self._noted = {key: rounds for key, rounds in self._noted.items() if key[0] in allocations}
 
 
 def _within(counts: Bytes, most: Bytes) -> dict[str, int]:
     return {gpu: min(max(0, counts.get(gpu, 0)), count) for gpu, count in most.items()}
 
 
-def _process(one: ProcessUsage, most: Ceiling, *, dead: bool) -> ProcessUsage:
-    used = _within(one.used, most.now)
+def _process(process: ProcessUsage, most: Ceiling, *, dead: bool) -> ProcessUsage:
+    used = _within(process.used, most.now)
     return replace(
-        one,
-        pid=0 if dead else one.pid,
-        alive=one.alive and not dead,
+        process,
+        pid=0 if dead else process.pid,
+        alive=process.alive and not dead,
         used=used,
-        peak=_within(one.peak, most.ever),
-        undeclared=_within(one.undeclared, used),
-        managed=_within(one.managed, used),
+        peak=_within(process.peak, most.ever),
+        undeclared=_within(process.undeclared, used),
+        managed=_within(process.managed, used),
     )
 
 

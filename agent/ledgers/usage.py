@@ -158,9 +158,9 @@ def publish_undeclared(
     Raises:
         vcuda.VcudaError: The page cannot be read or written.
     """
-    found = undeclared_bytes(before.processes, after.processes, measured, allocation.quota())
-    found = {gpu: count + (without_library or {}).get(gpu, 0) for gpu, count in found.items()}
-    changed = [(gpu, count) for gpu, count in found.items() if after.undeclared.get(gpu) != count]
+    undeclared = undeclared_bytes(before.processes, after.processes, measured, allocation.quota())
+    undeclared = {gpu: count + (without_library or {}).get(gpu, 0) for gpu, count in undeclared.items()}
+    changed = [(gpu, count) for gpu, count in undeclared.items() if after.undeclared.get(gpu) != count]
     for gpu, count in changed:
         vcuda.set_undeclared(path / contract.LIMITS_FILE, gpu, count)
     return changed

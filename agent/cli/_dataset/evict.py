@@ -30,15 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Deletes, and says what stays and why."""
     from agent.commands import dataset
 
-    idle = 0.0 if known.idle or known.all else None
-    if known.older_than is not None:
-        idle = dataset.age(known.older_than)
-    if not known.names and idle is None:
+    idle = 0.0 if arguments.idle or arguments.all else None
+    if arguments.older_than is not None:
+        idle = dataset.age(arguments.older_than)
+    if not arguments.names and idle is None:
         raise ConfigError(["nothing is named; write a NAME, --older-than TIME or --idle"])
-    done, refused = dataset.evict(Path(known.state_dir), known.names, idle)
+    done, refused = dataset.evict(Path(arguments.state_dir), arguments.names, idle)
     print(done)
     return report(FAILED, *refused) if refused else OK

@@ -81,82 +81,87 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Packs, or checks a pack."""
     from gigaslice.dataset_node.packing import check_pack, make_pack
 
-    source, pack = _ends(known)
-    if known.check:
+    source, pack = _ends(arguments)
+    if arguments.check:
         source_of, where = (source, pack) if pack is not None else (None, source)
-        with _ended_by_signal(), _Bar(known.quiet) as bar:
+        with _ended_by_signal(), _Bar(arguments.quiet) as bar:
             checked = check_pack(where, source_of, bar.show)
-        print(f"{where}: {_said(checked)}: as it should be")
+        print(f"{where}: {_summary(checked)}: as it should be")
         return OK
     assert pack is not None
     notes: list[str] = []
-    with _ended_by_signal(), _Bar(known.quiet) as bar:
-        made = make_pack(
-            source, pack, force=known.force, scratch=_scratch(known), progress=bar.show, note=notes.append
+    with _ended_by_signal(), _Bar(arguments.quiet) as bar:
+        manifest = make_pack(
+            source,
+            pack,
+            force=arguments.force,
+            scratch=_scratch(arguments),
+            progress=bar.show,
+            note=notes.append,
         )
-    print(f"{pack}: {_said(made)}")
+    print(f"{pack}: {_summary(manifest)}")
     return report(OK, *notes)
 
 
-def _ends(known: argparse.Namespace) -> tuple[End, End | None]:
+def _ends(arguments: argparse.Namespace) -> tuple[End, End | None]:
     """SRC and DST. Raises ConfigError with every mistake of the arguments."""
     from gigaslice.dataset.errors import RequestError
     from gigaslice.dataset_node.packing import end_of
 
     mistakes: list[str] = []
-    if known.check and known.force:
+    if arguments.check and arguments.force:
         mistakes.append("--check writes nothing, so --force means nothing with it; leave one of them out")
-    if known.pack is None and not known.check:
+    if arguments.pack is None and not arguments.check:
         mistakes.append("there is no DST; gigaslice dataset pack SRC DST, with a place for the pack")
-    options = _options("--option", known.option, mistakes)
-    to_options = _options("--to-option", known.to_option, mistakes)
-    if known.pack is None and (to_options or known.to_credentials):
+    options = _options("--option", arguments.option, mistakes)
+    to_options = _options("--to-option", arguments.to_option, mistakes)
+    if arguments.pack is None and (to_options or arguments.to_credentials):
         mistakes.append("--to-option and --to-credentials are of DST, and there is none; leave them out")
-    if known.check and known.scratch:
+    if arguments.check and arguments.scratch:
         mistakes.append("--check makes no image, so --scratch means nothing with it; leave one of them out")
     if mistakes:
         raise ConfigError(mistakes)
     environment = settings.environment()
     try:
-        source = end_of(known.source, options, _path(known.credentials), environment)
-        if known.pack is None:
+        source = end_of(arguments.source, options, _path(arguments.credentials), environment)
+        if arguments.pack is None:
             return source, None
-        pack = end_of(known.pack, to_options, _path(known.to_credentials), environment, like=source)
+        pack = end_of(arguments.pack, to_options, _path(arguments.to_credentials), environment, like=source)
     except RequestError as error:
         raise ConfigError(
             [str(error).replace("the Secret of the volume", "a directory for --credentials")]
         ) from None
-    if known.scratch and isinstance(pack, Path):
+    if arguments.scratch and isinstance(pack, Path):
         raise ConfigError([f"the image of {pack} is made in {pack} itself; leave --scratch out"])
     return source, pack
 
 
 def _options(flag: str, given: Sequence[str], mistakes: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for one in given:
-        name, divider, value = one.partition("=")
+    options: dict[str, str] = {}
+    for option in given:
+        name, divider, value = option.partition("=")
         if not divider or not name:
             mistakes.append(f'{flag} "{plain(name)}": write NAME=VALUE')
-        found[name] = value
-    return found
+        options[name] = value
+    return options
 
 
 def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 
 
-def _scratch(known: argparse.Namespace) -> Path:
+def _scratch(arguments: argparse.Namespace) -> Path:
     from gigaslice.dataset_node.packing import SCRATCH
 
-    return Path(known.scratch or settings.environment().get("TMPDIR") or SCRATCH)
+    return Path(arguments.scratch or settings.environment().get("TMPDIR") or SCRATCH)
 
 
-def _said(made: PackManifest) -> str:
-    return f"{made.files} files, {format_bytes(made.size)}, BLAKE3 {made.image_digest}"
+def _summary(manifest: PackManifest) -> str:
+    return f"{manifest.files} files, {format_bytes(manifest.size)}, BLAKE3 {manifest.image_digest}"
 
 
 @contextlib.contextmanager

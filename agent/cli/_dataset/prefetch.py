@@ -81,83 +81,83 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prefetches; fails where a node does not have the dataset in the end."""
-    where = cluster_target(known)
+    where = cluster_target(arguments)
     from agent.commands import dataset_prefetch
 
-    order = _order(known, known.namespace or where.namespace)
+    order = _order(arguments, arguments.namespace or where.namespace)
     nodes = dataset_prefetch.chosen(where, order)
-    report(OK, *(f"note: {one}" for one in nodes.notes))
-    if known.dry_run:
-        return _shown(order, nodes, known.output)
+    report(OK, *(f"note: {note}" for note in nodes.notes))
+    if arguments.dry_run:
+        return _shown(order, nodes, arguments.output)
     with Bar() as bar:
         told: dict[str, str] = {}
         ended = dataset_prefetch.prefetch(where, order, nodes, lambda progress: _show(bar, progress, told))
-    failed = [one for one in ended if not one.done]
+    failed = [outcome for outcome in ended if not outcome.done]
     if not failed:
         return OK
     return report(
         FAILED,
-        *(f"{one.node}: {one.text or 'failed'}" for one in failed),
+        *(f"{outcome.node}: {outcome.text or 'failed'}" for outcome in failed),
         f"{len(failed)} of {len(ended)} nodes do not have it; what they have fetched is kept: run it again to go on",
     )
 
 
-def _order(known: argparse.Namespace, namespace: str) -> PrefetchOrder:
+def _order(arguments: argparse.Namespace, namespace: str) -> PrefetchOrder:
     from agent.commands import dataset_prefetch
 
     mistakes: list[str] = []
     seconds, parallel = 0.0, 0
     try:
-        seconds = values.seconds(known.timeout)
+        seconds = values.seconds(arguments.timeout)
     except ValueError as error:
-        mistakes.append(f'--timeout "{plain(known.timeout)}": {error}')
+        mistakes.append(f'--timeout "{plain(arguments.timeout)}": {error}')
     try:
-        parallel = _number("--parallel", known.parallel)
+        parallel = _number("--parallel", arguments.parallel)
     except ValueError as error:
         mistakes.append(str(error))
-    if known.output != "text" and not known.dry_run:
+    if arguments.output != "text" and not arguments.dry_run:
         mistakes.append("-o yaml shows the pods that would be made; write --dry-run too")
-    choice = _choice(known, mistakes)
+    choice = _choice(arguments, mistakes)
     if mistakes:
         raise ConfigError(mistakes)
-    attributes, request = dataset_prefetch.order_of(known.name, known.options)
+    attributes, request = dataset_prefetch.order_of(arguments.name, arguments.options)
     return dataset_prefetch.PrefetchOrder(
         namespace,
         attributes,
         request,
         choice,
-        known.secret,
-        known.image,
-        tuple(known.tolerate),
+        arguments.secret,
+        arguments.image,
+        tuple(arguments.tolerate),
         seconds,
         parallel,
-        known.keep,
+        arguments.keep,
     )
 
 
-def _choice(known: argparse.Namespace, mistakes: list[str]) -> NodeChoice:
+def _choice(arguments: argparse.Namespace, mistakes: list[str]) -> NodeChoice:
     from agent.commands.prefetch_nodes import NodeChoice
 
     count = None
-    names = tuple(filter(None, (one.strip() for one in known.nodes.split(","))))
-    if known.count:
+    names = tuple(filter(None, (name.strip() for name in arguments.nodes.split(","))))
+    if arguments.count:
         try:
-            count = _number("--count", known.count)
+            count = _number("--count", arguments.count)
         except ValueError as error:
             mistakes.append(str(error))
-    if names and (known.selector or known.count or known.all_nodes):
+    if names and (arguments.selector or arguments.count or arguments.all_nodes):
         mistakes.append(
             "--nodes names the nodes, so --selector, --count and --all-nodes mean nothing with it"
         )
-    elif known.all_nodes and (known.selector or known.count):
+    elif arguments.all_nodes and (arguments.selector or arguments.count):
         mistakes.append("--all-nodes is every node; leave out --selector and --count")
-    elif not (names or known.selector or known.count or known.all_nodes):
+    elif not (names or arguments.selector or arguments.count or arguments.all_nodes):
         mistakes.append(
             "no nodes are named; write --nodes a,b, --selector key=value, --count N or --all-nodes"
         )
-    return NodeChoice(names, known.selector, count)
+    return NodeChoice(names, arguments.selector, count)
 
 
 def _number(flag: str, text: str) -> int:
@@ -184,12 +184,12 @@ def _shown(order: PrefetchOrder, nodes: ChosenNodes, output: str) -> int:
 
 def _show(bar: Bar, progress: PrefetchProgress, told: dict[str, str]) -> None:
     """Prints what has ended, and draws the bar or, where there is none, prints what is new of the others."""
-    for one in progress.ended:
-        if f"ended {one.node}" not in told:
-            told[f"ended {one.node}"] = ""
-            _print_outcome(bar, one)
+    for outcome in progress.ended:
+        if f"ended {outcome.node}" not in told:
+            told[f"ended {outcome.node}"] = ""
+            _print_outcome(bar, outcome)
     under_way = [f"{node}: {text}" for node, text in sorted(progress.told.items())]
-    there = sum(one.done for one in progress.ended)
+    there = sum(outcome.done for outcome in progress.ended)
     bar.draw(progress.share, f"{there} of {progress.total} nodes; {' | '.join(under_way)}")
     if bar.shown:
         return
@@ -199,7 +199,7 @@ def _show(bar: Bar, progress: PrefetchProgress, told: dict[str, str]) -> None:
             print(f"gigaslice: {plain(node)}: {plain(text)}", file=sys.stderr, flush=True)
 
 
-def _print_outcome(bar: Bar, one: PrefetchOutcome) -> None:
-    if one.done:
+def _print_outcome(bar: Bar, outcome: PrefetchOutcome) -> None:
+    if outcome.done:
         bar.clear()
-        print(f"{plain(one.node)}: ready after {one.seconds:.1f} s", flush=True)
+        print(f"{plain(outcome.node)}: ready after {outcome.seconds:.1f} s", flush=True)

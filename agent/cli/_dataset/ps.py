@@ -21,10 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="everything there is, for programs")
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints what the service says."""
     from agent.commands import dataset
 
-    found = dataset.listed(Path(known.state_dir))
-    print(json.dumps(found, indent=2) if known.json else dataset.as_lines(found))
+    listing = dataset.listed(Path(arguments.state_dir))
+    print(json.dumps(listing, indent=2) if arguments.json else dataset.as_lines(listing))
     return OK

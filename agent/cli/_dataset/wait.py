@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Waits, with a bar where a person watches."""
     from agent.commands import dataset
 
-    print(dataset.wait(Path(known.socket), known.volume, settings.environment()))
+    print(dataset.wait(Path(arguments.socket), arguments.volume, settings.environment()))
     return OK
