@@ -29,8 +29,9 @@ extern const struct allocator *const allocators[] __attribute__((visibility("hid
 uint64_t allocators_usage(uint32_t column);
 uint64_t allocators_managed_usage(uint32_t column);
 
-/* 1: something was given back. Must not be called by what a reclaim holds; a second call on the same thread meanwhile
- * does nothing. */
+/* 1: something was given back. Not to be called under a lock that a reclaim takes. A reclaim may charge, and a charge
+ * that does not fit comes back here: the second call on the same thread returns 0 at once, which is what ends the
+ * circle. The rules that keep it finite: native/README.md. */
 int allocators_reclaim(uint32_t column);
 
 void allocators_context_gone(uint32_t column);

@@ -36,31 +36,26 @@ static CUresult made_without_memory(CUresult result, uint64_t array, unsigned in
 }
 
 /* The four creators differ in their descriptor alone. */
-#define CREATE(symbol, SHAPE)                                                                  \
-  if (array == NULL || desc == NULL) return real_cuda.symbol(array, desc);                     \
-  const struct array_shape shape = SHAPE(desc);                                                \
-  struct charge charge;                                                                        \
-  CUarray made = NULL;                                                                         \
-  uint64_t bytes = array_bytes(&shape);                                                        \
-  CUresult result = bytes == 0 ? real_cuda.symbol(array, desc) : charge_begin(&charge, bytes); \
-  if (bytes == 0) return made_without_memory(result, (uintptr_t)*array, shape.flags);          \
-  if (result != CUDA_SUCCESS) return result;                                                   \
-  result = real_cuda.symbol(&made, desc);                                                      \
-  result = charge_end(&charge, ALLOCATION_ARRAY, result, (uintptr_t)made, destroy_array);            \
-  if (result == CUDA_SUCCESS) *array = made;                                                   \
-  return result
+#define CREATOR(symbol, descriptor, SHAPE)                                                        \
+  CUresult vc_##symbol(CUarray *array, const descriptor *desc) {                                  \
+    if (array == NULL || desc == NULL) return real_cuda.symbol(array, desc);                      \
+    const struct array_shape shape = SHAPE(desc);                                                 \
+    struct charge charge;                                                                         \
+    CUarray made = NULL;                                                                          \
+    uint64_t bytes = array_bytes(&shape);                                                         \
+    CUresult result = bytes == 0 ? real_cuda.symbol(array, desc) : charge_begin(&charge, bytes);  \
+    if (bytes == 0) return made_without_memory(result, (uintptr_t)*array, shape.flags);           \
+    if (result != CUDA_SUCCESS) return result;                                                    \
+    result = real_cuda.symbol(&made, desc);                                                       \
+    result = charge_end(&charge, ALLOCATION_ARRAY, result, (uintptr_t)made, destroy_array);       \
+    if (result == CUDA_SUCCESS) *array = made;                                                    \
+    return result;                                                                                \
+  }
 
-CUresult vc_cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *desc) { CREATE(cuArrayCreate, SHAPE_2D); }
-
-CUresult vc_cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *desc) { CREATE(cuArrayCreate_v2, SHAPE_2D); }
-
-CUresult vc_cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *desc) {
-  CREATE(cuArray3DCreate, SHAPE_3D);
-}
-
-CUresult vc_cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *desc) {
-  CREATE(cuArray3DCreate_v2, SHAPE_3D);
-}
+CREATOR(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1, SHAPE_2D)
+CREATOR(cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR, SHAPE_2D)
+CREATOR(cuArray3DCreate, CUDA_ARRAY3D_DESCRIPTOR_v1, SHAPE_3D)
+CREATOR(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR, SHAPE_3D)
 
 CUresult vc_cuMipmappedArrayCreate(CUmipmappedArray *mipmap, const CUDA_ARRAY3D_DESCRIPTOR *desc,
                                    unsigned int levels) {

@@ -26,8 +26,8 @@ static CUresult bind_memory(const struct bind *bind, CUmemGenericAllocationHandl
   uint32_t of = holding_take(bind->to), to = holding_take(memory);
   CUresult result = bind->call(bind);
   holding_tie(tie, of, result == CUDA_SUCCESS ? to : 0, &bind->where);
-  holding_give(to);
-  holding_give(of);
+  holding_release(to);
+  holding_release(of);
   return result;
 }
 
@@ -125,7 +125,7 @@ CUresult vc_cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice dev,
   uint32_t of = holding_take(object);
   CUresult result = real_cuda.cuMulticastUnbind(object, dev, offset, size);
   if (result == CUDA_SUCCESS) holding_cut(of, &where);
-  holding_give(of);
+  holding_release(of);
   return result;
 }
 
@@ -152,12 +152,12 @@ CUresult vc_cuLogicalEndpointImport(CUlogicalEndpointId id, const void *handle, 
 }
 
 CUresult vc_cuLogicalEndpointDestroy(CUlogicalEndpointId id) {
-  struct parting parting = {.column = -1};
+  struct release_probe probe = {.column = -1};
   uint32_t holding = holding_take(endpoint_key(id));
-  holding_parting(holding, &parting);
+  holding_probe_release(holding, &probe);
   CUresult result = real_cuda.cuLogicalEndpointDestroy(id);
-  holding_part(holding, result == CUDA_SUCCESS, &parting);
-  parting_end(&parting);
+  holding_release_probed(holding, result == CUDA_SUCCESS, &probe);
+  release_probe_end(&probe);
   return result;
 }
 
@@ -198,6 +198,6 @@ CUresult vc_cuLogicalEndpointUnbind(CUlogicalEndpointId id, CUdevice dev, cuuint
   uint32_t of = holding_take(endpoint_key(id));
   CUresult result = real_cuda.cuLogicalEndpointUnbind(id, dev, offset, size);
   if (result == CUDA_SUCCESS) holding_cut(of, &where);
-  holding_give(of);
+  holding_release(of);
   return result;
 }

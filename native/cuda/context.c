@@ -87,12 +87,12 @@ static void prepare(struct gpu *gpu, uint32_t column) {
 
 /* Compares what was charged with what NVML shows, if NVML is started: a context of known cost is no reason to start
  * it. */
-static void review(uint32_t column) {
+static void remeasure(uint32_t column) {
   if (nvml_probe_is_started()) undeclared_renew(column);
 }
 
 /* What another process of this quota has found out. */
-static void learn(struct gpu *gpu, uint32_t column) {
+static void adopt_context_cost(struct gpu *gpu, uint32_t column) {
   uint64_t cost;
   if ((gpu->cost_known && undeclared_is_measurable()) || !ledger_learned_context(runtime_ledger, column, &cost)) return;
   if (!gpu->cost_known) gpu->cost = cost < COST_MAX ? cost : COST_MAX;
@@ -101,7 +101,7 @@ static void learn(struct gpu *gpu, uint32_t column) {
 }
 
 /* Only what is certain: NVML lists this process, and nothing else of it grew meanwhile. */
-static void teach(const struct gpu *gpu, uint32_t column, const struct ledger_holding *before) {
+static void publish_context_cost(const struct gpu *gpu, uint32_t column, const struct ledger_holding *before) {
   struct ledger_holding after;
   if (!gpu->cost_known || !undeclared_is_certain() || before->bytes != 0) return;
   if (ledger_holding(runtime_ledger, column, &after) != VC_OK || after.state == before->state)
@@ -118,7 +118,7 @@ static CUresult make_measured(struct gpu *gpu, uint32_t column, const struct cre
   CUresult result = creation->make(creation, context);
   if (result == CUDA_SUCCESS) {
     gpu->cost_known = cost_end(&view, &gpu->cost);
-    teach(gpu, column, &before);
+    publish_context_cost(gpu, column, &before);
     result = charge_column(column, gpu->cost);
     if (result != CUDA_SUCCESS) creation->unmake(creation, *context);
   } else {
@@ -147,7 +147,7 @@ static CUresult make_known(struct gpu *gpu, uint32_t column, const struct creati
 
 static CUresult make_charged(struct gpu *gpu, uint32_t column, const struct creation *creation, CUcontext *context,
                              uint64_t *cost) {
-  learn(gpu, column);
+  adopt_context_cost(gpu, column);
   CUresult result = gpu->cost_known ? make_known(gpu, column, creation, context)
                                     : make_measured(gpu, column, creation, context);
   *cost = gpu->cost;
@@ -186,7 +186,7 @@ CUresult context_create(CUcontext *pctx, const struct creation *creation) {
   CUresult result = make_charged(gpu, (uint32_t)column, creation, &context, &cost);
   if (result == CUDA_SUCCESS) remember(context, cost, (uint32_t)column, context_owner_new());
   long_lock_give(&gpu->lock);
-  review((uint32_t)column);
+  remeasure((uint32_t)column);
   if (result == CUDA_SUCCESS) *pctx = context;
   return result;
 }
@@ -277,7 +277,7 @@ CUresult context_retain(CUcontext *pctx, const struct creation *creation) {
   int first = !gpu->primary_charged;
   CUresult result = retain(gpu, (uint32_t)column, creation, &context);
   long_lock_give(&gpu->lock);
-  if (first) review((uint32_t)column);
+  if (first) remeasure((uint32_t)column);
   if (result == CUDA_SUCCESS) *pctx = context;
   return result;
 }

@@ -127,25 +127,25 @@ CUdevice device_in_column(uint32_t column) {
 enum { NO_DEVICE = INT_MAX }; /* the driver will say so */
 
 /* Host memory, by the names that it has so far. NONE is no place, which the driver refuses or takes for the host. */
-CUdevice device_of_place(const CUmemLocation *place) {
-  switch ((int)place->type) {
+CUdevice device_of_location(const CUmemLocation *location) {
+  switch ((int)location->type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
-      return place->id >= 0 ? place->id : NO_DEVICE;
+      return location->id >= 0 ? location->id : NO_DEVICE;
     case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN:
-      return place->localized.deviceId;
+      return location->localized.deviceId;
     case CU_MEM_LOCATION_TYPE_NONE:
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-      return PLACE_HOST;
+      return LOCATION_HOST;
     default:
-      return PLACE_UNKNOWN;
+      return LOCATION_UNKNOWN;
   }
 }
 
 int device_place_column(CUdevice dev) {
   static _Atomic int said;
-  if (VC_LIKELY(dev != PLACE_UNKNOWN)) return device_column(dev);
+  if (VC_LIKELY(dev != LOCATION_UNKNOWN)) return device_column(dev);
   if (!atomic_exchange_explicit(&said, 1, memory_order_relaxed))
     log_line(LOG_ERROR, "memory was asked for at a kind of place that this library does not know: refused; use a newer "
                         "version of it, or an older one of CUDA");

@@ -16,12 +16,12 @@ int device_count(void);
 /* The device of a column; -1: none. */
 CUdevice device_in_column(uint32_t column);
 
-/* Device that memory of a place is on, all of it or a part of it. PLACE_HOST: on none. PLACE_UNKNOWN: a kind of place
+/* Device that memory of a place is on, all of it or a part of it. LOCATION_HOST: on none. LOCATION_UNKNOWN: a kind of place
  * that came after this library. */
-enum { PLACE_HOST = -1, PLACE_UNKNOWN = -2 };
-CUdevice device_of_place(const CUmemLocation *place);
+enum { LOCATION_HOST = -1, LOCATION_UNKNOWN = -2 };
+CUdevice device_of_location(const CUmemLocation *location);
 
-/* Column for memory at such a device: as device_column(), and VC_ENOENT for PLACE_UNKNOWN. Not for PLACE_HOST. */
+/* Column for memory at such a device: as device_column(), and VC_ENOENT for LOCATION_UNKNOWN. Not for LOCATION_HOST. */
 int device_place_column(CUdevice dev);
 
 /* Devices of the driver in its own order, which CUDA_VISIBLE_DEVICES changes; for machines without NVML. Initialises

@@ -30,7 +30,7 @@ struct entry {
 
 static VC_LARGE struct entry entries[ENTRIES];
 static struct lock lock;         /* of the entries; taken under the holdings' */
-static struct long_lock judging; /* readings of the level are taken and judged one after the other */
+static struct long_lock reclaiming; /* readings of the level are taken and judged one after the other */
 static _Atomic int exporting;    /* something was exported */
 static _Atomic int count;        /* of entries in use */
 static _Thread_local char self;
@@ -48,9 +48,9 @@ static int read_level(uint32_t column, int64_t *level) {
   return 1;
 }
 
-int exported_keep(uint32_t column, uint64_t bytes, const struct parting *parting) {
+int exported_keep(uint32_t column, uint64_t bytes, const struct release_probe *probe) {
   int kept = 0;
-  if (parting == NULL || parting->column != (int)column || !parting->seen) return 0;
+  if (probe == NULL || probe->column != (int)column || !probe->seen) return 0;
   lock_take(&lock);
   for (struct entry *entry = entries; entry < entries + ENTRIES && !kept; entry++) {
     if (entry->lingering.word != 0) continue;
@@ -58,7 +58,7 @@ int exported_keep(uint32_t column, uint64_t bytes, const struct parting *parting
     if (!kept) break;
     entry->column = column;
     entry->bytes = bytes;
-    entry->level = parting->level;
+    entry->level = probe->level;
     atomic_fetch_add(&count, 1);
   }
   lock_give(&lock);
@@ -82,7 +82,7 @@ static void forget_lapsed(void) {
 }
 
 /* What is gone lowered the level, and its charge, given back, raises it again: nothing changes for the others. */
-static int judge(uint32_t column, int64_t level) {
+static int end_charges_of_gone(uint32_t column, int64_t level) {
   int ended = 0;
   for (struct entry *entry = entries; entry < entries + ENTRIES; entry++) {
     if (entry->lingering.word == 0 || entry->column != column || level + (int64_t)entry->bytes > entry->level) continue;
@@ -96,37 +96,37 @@ static int judge(uint32_t column, int64_t level) {
 static int reclaim(uint32_t column) {
   int64_t level;
   int ended = 0;
-  if (atomic_load(&count) == 0 || !long_lock_try(&judging, &self, PATIENCE_MS)) return 0;
+  if (atomic_load(&count) == 0 || !long_lock_try(&reclaiming, &self, PATIENCE_MS)) return 0;
   lock_take(&lock);
   forget_lapsed();
   lock_give(&lock);
   if (read_level(column, &level)) {
     lock_take(&lock);
-    ended = judge(column, level);
+    ended = end_charges_of_gone(column, level);
     lock_give(&lock);
   }
-  long_lock_give(&judging);
+  long_lock_give(&reclaiming);
   return ended;
 }
 
-int parting_is_settled(const struct parting *parting) {
-  return !atomic_load_explicit(&exporting, memory_order_acquire) || parting->column >= 0;
+int release_probe_is_settled(const struct release_probe *probe) {
+  return !atomic_load_explicit(&exporting, memory_order_acquire) || probe->column >= 0;
 }
 
-void parting_begin(struct parting *parting, int column) {
-  if (parting_is_settled(parting) || column < 0) return;
-  parting->column = column;
+void release_probe_begin(struct release_probe *probe, int column) {
+  if (release_probe_is_settled(probe) || column < 0) return;
+  probe->column = column;
   reclaim((uint32_t)column); /* what is gone already must not count for this call */
-  parting->seen = read_level((uint32_t)column, &parting->level);
+  probe->seen = read_level((uint32_t)column, &probe->level);
 }
 
-void parting_end(const struct parting *parting) {
-  if (parting->column >= 0 && parting->seen) reclaim((uint32_t)parting->column);
+void release_probe_end(const struct release_probe *probe) {
+  if (probe->column >= 0 && probe->seen) reclaim((uint32_t)probe->column);
 }
 
 void exported_after_fork(void) {
   lock_give(&lock);
-  long_lock_give(&judging);
+  long_lock_give(&reclaiming);
   atomic_store(&exporting, 0);
   atomic_store(&count, 0);
   for (struct entry *entry = entries; entry < entries + ENTRIES; entry++) *entry = (struct entry){.column = 0};

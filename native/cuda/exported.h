@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 /* Around a driver call that may end a holding; begins with column -1, for which everything does nothing. */
-struct parting {
+struct release_probe {
   int column;
   int seen; /* NVML is there: LEVEL is what it showed before the call */
   int64_t level;
@@ -19,13 +19,13 @@ void exported_begin(void);
 
 /* Before the driver call that may end exported memory of COLUMN: reads the level of the GPU, unless that was done for
  * this call already. */
-void parting_begin(struct parting *parting, int column);
+void release_probe_begin(struct release_probe *probe, int column);
 /* Whether that may do anything: nothing was exported yet, or the level is read. One load. */
-int parting_is_settled(const struct parting *parting);
+int release_probe_is_settled(const struct release_probe *probe);
 /* After what ended was settled. */
-void parting_end(const struct parting *parting);
+void release_probe_end(const struct release_probe *probe);
 
 /* BYTES of a column end. 1: they stay charged for now. 0: the caller gives them back. May be called under a lock. */
-int exported_keep(uint32_t column, uint64_t bytes, const struct parting *parting);
+int exported_keep(uint32_t column, uint64_t bytes, const struct release_probe *probe);
 
 #endif

@@ -66,28 +66,40 @@ static CUresult made_without_memory(CUresult result, const CUgraphExec *exec) {
   return result;
 }
 
-/* The graph is read first: the call may upload it. */
-#define INSTANTIATE(symbol, ...)                                                                 \
-  struct graph_exec need;                                                                        \
-  CUgraphExec made = NULL;                                                                       \
-  int has_memory = exec != NULL ? graph_need_read(graph, &need) : 0;                             \
-  if (has_memory < 0) return CUDA_ERROR_OUT_OF_MEMORY;                                           \
-  if (!has_memory) return made_without_memory(real_cuda.symbol(exec, graph, __VA_ARGS__), exec); \
-  CUresult result = real_cuda.symbol(&made, graph, __VA_ARGS__);                                 \
-  if (result == CUDA_SUCCESS) result = remember(made, &need);                                    \
-  if (result == CUDA_SUCCESS) *exec = made;                                                      \
-  return result
+/* Sets RESULT. The graph is read first: the call may upload it. */
+#define INSTANTIATE(result, symbol, ...)                                            \
+  do {                                                                              \
+    struct graph_exec need;                                                         \
+    CUgraphExec made = NULL;                                                        \
+    int has_memory = exec != NULL ? graph_need_read(graph, &need) : 0;              \
+    if (has_memory < 0) {                                                           \
+      (result) = CUDA_ERROR_OUT_OF_MEMORY;                                          \
+    } else if (!has_memory) {                                                       \
+      (result) = real_cuda.symbol(exec, graph, __VA_ARGS__);                        \
+      made_without_memory((result), exec);                                          \
+    } else {                                                                        \
+      (result) = real_cuda.symbol(&made, graph, __VA_ARGS__);                       \
+      if ((result) == CUDA_SUCCESS) (result) = remember(made, &need);               \
+      if ((result) == CUDA_SUCCESS) *exec = made;                                   \
+    }                                                                               \
+  } while (0)
 
 CUresult vc_cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log, size_t size) {
-  INSTANTIATE(cuGraphInstantiate, node, log, size);
+  CUresult result;
+  INSTANTIATE(result, cuGraphInstantiate, node, log, size);
+  return result;
 }
 
 CUresult vc_cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log, size_t size) {
-  INSTANTIATE(cuGraphInstantiate_v2, node, log, size);
+  CUresult result;
+  INSTANTIATE(result, cuGraphInstantiate_v2, node, log, size);
+  return result;
 }
 
 CUresult vc_cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
-  INSTANTIATE(cuGraphInstantiateWithFlags, flags);
+  CUresult result;
+  INSTANTIATE(result, cuGraphInstantiateWithFlags, flags);
+  return result;
 }
 
 typedef CUresult params_call(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params);

@@ -30,8 +30,8 @@ static int read_allocation(CUgraphNode node, struct ranges *ranges, struct graph
   memset(&params, 0, sizeof params);
   if (real_cuda.cuGraphMemAllocNodeGetParams == NULL) return deny(out);
   if (real_cuda.cuGraphMemAllocNodeGetParams(node, &params) != CUDA_SUCCESS) return deny(out);
-  CUdevice dev = device_of_place(&params.poolProps.location);
-  if (dev == PLACE_HOST) return VC_OK;
+  CUdevice dev = device_of_location(&params.poolProps.location);
+  if (dev == LOCATION_HOST) return VC_OK;
   int column = device_place_column(dev);
   if (column < 0) out->denied |= GRAPH_NO_SHARE;
   if (column < 0) return VC_OK;

@@ -37,29 +37,29 @@ static uint32_t find(uint64_t handle) {
   return handle != 0 && table_get_locked(&numbers, handle, &entry) ? entry.owner : 0;
 }
 
-static void settle(uint32_t number, const struct parting *parting);
+static void settle(uint32_t number, const struct release_probe *probe);
 
-static void untie(uint32_t *link, const struct parting *parting) {
+static void untie(uint32_t *link, const struct release_probe *probe) {
   uint32_t tie = *link;
   struct tie_record *record = store_at(&ties, tie);
   uint32_t to = record->to;
   *link = record->next;
   store_delete(&ties, tie);
   at(to)->tied--;
-  settle(to, parting);
+  settle(to, probe);
 }
 
 /* Under the lock, whenever a count went down: ends what nothing holds. Its handle dies with the last reference and
  * mapping, so the driver may give the number out again while a multicast object still keeps the memory. */
-static void settle(uint32_t number, const struct parting *parting) {
+static void settle(uint32_t number, const struct release_probe *probe) {
   struct holding *holding = at(number);
   struct table_entry entry;
   if (holding->references != 0 || holding->holds != 0) return;
   if (holding->handle != 0) table_take_locked(&numbers, holding->handle, &entry);
   holding->handle = 0;
   if (holding->tied != 0) return;
-  while (holding->ties != 0) untie(&holding->ties, parting);
-  if (holding->bytes != 0 && !(holding->exported && exported_keep(holding->column, holding->bytes, parting)))
+  while (holding->ties != 0) untie(&holding->ties, probe);
+  if (holding->bytes != 0 && !(holding->exported && exported_keep(holding->column, holding->bytes, probe)))
     charge_return(holding->column, holding->bytes);
   holding->bytes = 0;
   store_delete(&holdings, number);
@@ -103,24 +103,24 @@ uint32_t holding_take(uint64_t handle) {
   return number;
 }
 
-void holding_again(uint32_t number) {
+void holding_retain(uint32_t number) {
   if (number == 0) return;
   lock_take(&lock);
   at(number)->holds++;
   lock_give(&lock);
 }
 
-void holding_part(uint32_t number, int reference, const struct parting *parting) {
+void holding_release_probed(uint32_t number, int reference, const struct release_probe *probe) {
   if (number == 0) return;
   lock_take(&lock);
   struct holding *holding = at(number);
   holding->holds--;
   if (reference && holding->references != 0) holding->references--;
-  settle(number, parting);
+  settle(number, probe);
   lock_give(&lock);
 }
 
-void holding_give(uint32_t number) { holding_part(number, 0, NULL); }
+void holding_release(uint32_t number) { holding_release_probed(number, 0, NULL); }
 
 void holding_note_export(uint32_t number) {
   if (number == 0) return;
@@ -129,16 +129,16 @@ void holding_note_export(uint32_t number) {
   lock_give(&lock);
 }
 
-void holding_parting(uint32_t number, struct parting *parting) {
-  if (number == 0 || parting_is_settled(parting)) return;
+void holding_probe_release(uint32_t number, struct release_probe *probe) {
+  if (number == 0 || release_probe_is_settled(probe)) return;
   lock_take(&lock);
   const struct holding *holding = at(number);
   int column = holding->exported && holding->bytes != 0 ? (int)holding->column : -1;
   lock_give(&lock);
-  parting_begin(parting, column);
+  release_probe_begin(probe, column);
 }
 
-int holding_found(uint64_t handle) {
+int holding_add_reference(uint64_t handle) {
   lock_take(&lock);
   uint32_t number = find(handle);
   if (number != 0) at(number)->references++;

@@ -19,20 +19,20 @@ int holding_open(uint64_t handle, const struct charge *charge, CUdevice dev);
 /* One more hold on the memory of HANDLE. Returns the holding, 0 for a handle that is in no table; every function
  * takes a 0 and does nothing. */
 uint32_t holding_take(uint64_t handle);
-void holding_again(uint32_t holding); /* and another one on the same */
-void holding_give(uint32_t holding);
+void holding_retain(uint32_t holding); /* and another one on the same */
+void holding_release(uint32_t holding);
 
-/* The same after a driver call that PARTING was begun for, and with a reference of the handle that the driver has taken
+/* The same after a driver call that PROBE was begun for, and with a reference of the handle that the driver has taken
  * back as well (REFERENCE 1). What ends with it and was exported is paid on: exported.h. */
-void holding_part(uint32_t holding, int reference, const struct parting *parting);
+void holding_release_probed(uint32_t holding, int reference, const struct release_probe *probe);
 
 /* The memory was exported: other processes may hold it when this one does not. */
 void holding_note_export(uint32_t holding);
-/* Before a driver call that may end the holding: begins PARTING (exported.h) if it was exported and is paid for. */
-void holding_parting(uint32_t holding, struct parting *parting);
+/* Before a driver call that may end the holding: begins PROBE (exported.h) if it was exported and is paid for. */
+void holding_probe_release(uint32_t holding, struct release_probe *probe);
 
 /* The driver gave out one more reference of HANDLE. 0: it is in no table. */
-int holding_found(uint64_t handle);
+int holding_add_reference(uint64_t handle);
 
 /* A tie: the holding OF keeps the holding TO alive until the tie is cut or OF ends. */
 struct tie {

@@ -53,13 +53,13 @@ static inline int is_destroyed(const struct pool *pool) {
   return atomic_load_explicit(&pool->handle, memory_order_relaxed) == NULL;
 }
 
-static inline CUresult ask(const struct pool *pool, CUmemPool_attribute attribute, cuuint64_t *out) {
+static inline CUresult query(const struct pool *pool, CUmemPool_attribute attribute, cuuint64_t *out) {
   if (real_cuda.cuMemPoolGetAttribute == NULL || is_destroyed(pool)) return CUDA_ERROR_NOT_FOUND;
   return real_cuda.cuMemPoolGetAttribute(atomic_load_explicit(&pool->handle, memory_order_relaxed), attribute, out);
 }
 
 /* The largest power of two that divides every size seen. Learned too large it costs nothing but a second try. */
-static void learn(struct pool *pool, uint64_t reserved) {
+static void learn_chunk_size(struct pool *pool, uint64_t reserved) {
   uint64_t step = reserved & -reserved;
   if (step > largest_step) step = largest_step;
   if (step < smallest_step) step = smallest_step;
@@ -67,7 +67,7 @@ static void learn(struct pool *pool, uint64_t reserved) {
 }
 
 /* The next reading corrects it, at the latest when something synchronises. */
-static __attribute__((noinline, cold)) void guess(struct pool *pool, uint64_t grown) {
+static __attribute__((noinline, cold)) void assume_growth(struct pool *pool, uint64_t grown) {
   uint64_t step = pool->step != 0 ? pool->step : largest_step;
   pool->reserved += (grown + step - 1) & ~(step - 1);
   pool->unread = 1;
@@ -77,23 +77,23 @@ static __attribute__((noinline, cold)) void guess(struct pool *pool, uint64_t gr
 /* When the driver does not answer, a pool keeps its last values, and what an allocation of GROWN may have added. */
 static inline void settle_growth(struct pool *pool, uint64_t grown) {
   cuuint64_t reserved;
-  if (VC_LIKELY(ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS)) {
+  if (VC_LIKELY(query(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS)) {
     pool->unread = 0;
     if (VC_LIKELY(reserved == pool->reserved)) return;
-    learn(pool, reserved);
+    learn_chunk_size(pool, reserved);
     pool->reserved = reserved;
   } else if (!is_destroyed(pool) || grown != 0) {
-    guess(pool, grown);
+    assume_growth(pool, grown);
   }
 }
 
 /* While others are in the driver the whole chunks that they were charged for stay charged. */
-static inline uint64_t due(const struct pool *pool) {
-  return larger(pool->reserved, VC_LIKELY(pool->flights == 0) ? pool->live : in_chunks(pool, pool->live));
+static inline uint64_t chargeable(const struct pool *pool) {
+  return larger(pool->reserved, VC_LIKELY(pool->in_flight == 0) ? pool->live : in_chunks(pool, pool->live));
 }
 
-static inline void lower(struct pool *pool) {
-  uint64_t want = due(pool), have = charged(pool);
+static inline void lower_charge(struct pool *pool) {
+  uint64_t want = chargeable(pool), have = charged(pool);
   if (VC_LIKELY(have <= want)) return;
   set_charge(pool, want);
   charge_return(column_of(pool), have - want);
@@ -110,11 +110,11 @@ static void charge_anyway(struct pool *pool, uint64_t need) {
 
 /* There are no charges beyond a limit for managed memory: there the debt is only remembered, and until it is paid it is
  * the pool's, not undeclared bytes of the process. */
-static void owe(struct pool *pool, int owing) {
-  if (is_managed(pool) && owing && !pool->owing) undeclared_hold(number_of(pool));
-  if (is_managed(pool) && !owing && pool->owing) undeclared_release(number_of(pool));
-  if (owing && !pool->owing) pool->allowed = charged(pool);
-  pool->owing = (uint8_t)owing;
+static void set_in_debt(struct pool *pool, int in_debt) {
+  if (is_managed(pool) && in_debt && !pool->in_debt) undeclared_hold(number_of(pool));
+  if (is_managed(pool) && !in_debt && pool->in_debt) undeclared_release(number_of(pool));
+  if (in_debt && !pool->in_debt) pool->allowed = charged(pool);
+  pool->in_debt = (uint8_t)in_debt;
 }
 
 /* What was charged beyond the limit is gone, or there is room for it by now. */
@@ -125,12 +125,12 @@ static CUresult debt_fits(const struct pool *pool) {
 }
 
 /* What the pool holds is charged; what does not fit all the same, since it is taken from the others. */
-static __attribute__((noinline)) CUresult pay(struct pool *pool) {
-  if (pool->owing) lower(pool);
+static __attribute__((noinline)) CUresult pay_debt(struct pool *pool) {
+  if (pool->in_debt) lower_charge(pool);
   uint64_t need = larger(pool->reserved, pool->live), have = charged(pool);
   CUresult result = need <= have ? debt_fits(pool) : charge_try(column_of(pool), need - have);
   if (result == CUDA_SUCCESS && need > have) set_charge(pool, need);
-  owe(pool, result != CUDA_SUCCESS);
+  set_in_debt(pool, result != CUDA_SUCCESS);
   if (result != CUDA_SUCCESS && need > have && !is_managed(pool)) charge_anyway(pool, need);
   return result;
 }
@@ -138,8 +138,8 @@ static __attribute__((noinline)) CUresult pay(struct pool *pool) {
 /* --- allocating -------------------------------------------------------------------------------------------------- */
 
 /* Charges what NEED lacks, in whole chunks if they fit. */
-static __attribute__((noinline)) CUresult add(struct pool *pool, uint64_t need) {
-  if (pool->owing && pay(pool) != CUDA_SUCCESS) return CUDA_ERROR_OUT_OF_MEMORY;
+static __attribute__((noinline)) CUresult charge_chunks(struct pool *pool, uint64_t need) {
+  if (pool->in_debt && pay_debt(pool) != CUDA_SUCCESS) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t have = charged(pool), want = in_chunks(pool, need);
   if (need <= have) return CUDA_SUCCESS;
   CUresult result = charge_try(column_of(pool), want - have);
@@ -151,8 +151,8 @@ static __attribute__((noinline)) CUresult add(struct pool *pool, uint64_t need) 
   return CUDA_SUCCESS;
 }
 
-static inline void land(struct pool *pool) {
-  if (--pool->flights != 0) return;
+static inline void finish_allocation(struct pool *pool) {
+  if (--pool->in_flight != 0) return;
   for (; pool->growing != 0; pool->growing--) undeclared_release(number_of(pool));
 }
 
@@ -162,10 +162,10 @@ CUresult pool_begin(struct pool *pool, uint64_t bytes) {
   CUresult result = CUDA_SUCCESS;
   if (!long_lock_take(&pool->lock, &self)) return CUDA_ERROR_OUT_OF_MEMORY; /* from inside the driver */
   uint64_t need = larger(pool->live + bytes, pool->reserved);
-  if (need > charged(pool) || pool->owing) result = add(pool, need);
+  if (need > charged(pool) || pool->in_debt) result = charge_chunks(pool, need);
   if (VC_LIKELY(result == CUDA_SUCCESS)) {
     pool->live += bytes;
-    pool->flights++;
+    pool->in_flight++;
   }
   long_lock_give(&pool->lock);
   return result;
@@ -173,15 +173,15 @@ CUresult pool_begin(struct pool *pool, uint64_t bytes) {
 
 static CUresult correct(struct pool *pool, uint64_t grown) {
   settle_growth(pool, grown);
-  if (VC_LIKELY(larger(pool->reserved, pool->live) <= charged(pool) && !pool->owing)) return CUDA_SUCCESS;
-  return pay(pool);
+  if (VC_LIKELY(larger(pool->reserved, pool->live) <= charged(pool) && !pool->in_debt)) return CUDA_SUCCESS;
+  return pay_debt(pool);
 }
 
 CUresult pool_settle(struct pool *pool, uint64_t bytes) {
   if (!long_lock_take(&pool->lock, &self)) return CUDA_SUCCESS;
   CUresult result = correct(pool, bytes);
-  land(pool);
-  if (VC_LIKELY(result == CUDA_SUCCESS)) lower(pool);
+  finish_allocation(pool);
+  if (VC_LIKELY(result == CUDA_SUCCESS)) lower_charge(pool);
   long_lock_give(&pool->lock);
   return result;
 }
@@ -197,7 +197,7 @@ CUresult pool_correct(struct pool *pool) {
 void pool_charge_anyway(struct pool *pool) {
   if (is_managed(pool) || !long_lock_take(&pool->lock, &self)) return;
   correct(pool, 0);
-  owe(pool, 0);
+  set_in_debt(pool, 0);
   long_lock_give(&pool->lock);
 }
 
@@ -205,10 +205,10 @@ static void forget_bytes(struct pool *pool, uint64_t bytes) { pool->live -= byte
 
 void pool_cancel(struct pool *pool, uint64_t bytes) {
   if (!long_lock_take(&pool->lock, &self)) return;
-  land(pool);
+  finish_allocation(pool);
   forget_bytes(pool, bytes);
   settle_growth(pool, 0);
-  lower(pool);
+  lower_charge(pool);
   long_lock_give(&pool->lock);
 }
 
@@ -223,10 +223,10 @@ static int end_lingering(struct pool *pool) {
 }
 
 /* A destroyed pool whose last block is freed; the place can be used again. */
-static int bury(struct pool *pool) {
+static int release_entry(struct pool *pool) {
   uint64_t bytes = charged(pool);
-  if (pool->live != 0 || pool->flights != 0) return 0;
-  owe(pool, 0);
+  if (pool->live != 0 || pool->in_flight != 0) return 0;
+  set_in_debt(pool, 0);
   set_charge(pool, 0);
   if (!end_lingering(pool) && bytes != 0) charge_return(column_of(pool), bytes);
   pool->reserved = pool->step = pool->line = pool->since_ms = 0;
@@ -237,9 +237,9 @@ static int bury(struct pool *pool) {
 }
 
 /* Destroyed: what waits in it ends at the latest after a while, whatever the program does until then. */
-static __attribute__((noinline, cold)) void await(struct pool *pool) {
+static __attribute__((noinline, cold)) void await_frees(struct pool *pool) {
   pool_mark_dirty(pool);
-  if (pool->live != 0 || pool->flights != 0) return;
+  if (pool->live != 0 || pool->in_flight != 0) return;
   pool->since_ms = os_coarse_ms();
   if (pool->lingering.word == 0 && !is_managed(pool))
     ledger_linger(runtime_ledger, number_of(pool), charged(pool), &pool->lingering);
@@ -258,18 +258,18 @@ void pool_released(struct pool *pool, uint64_t bytes, uint64_t line) {
   if (VC_LIKELY(!is_destroyed(pool)))
     pool_mark_dirty(pool);
   else if (pool->line != LINE_NONE || pool->live != 0)
-    await(pool);
+    await_frees(pool);
   else
-    bury(pool);
+    release_entry(pool);
   if (ours) long_lock_give(&pool->lock);
 }
 
 /* Whether a later synchronisation will still bring something back. */
 static int expects_more(struct pool *pool) {
   cuuint64_t threshold = 0;
-  if (pool->owing || pool->unread || pool->doubtful) return 1;
+  if (pool->in_debt || pool->unread || pool->doubtful) return 1;
   if (pool->reserved <= in_chunks(pool, pool->live)) return 0;
-  if (ask(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) != CUDA_SUCCESS) return 0;
+  if (query(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) != CUDA_SUCCESS) return 0;
   return pool->reserved > threshold;
 }
 
@@ -281,10 +281,10 @@ static void reread(struct pool *pool) {
   if (!is_counted(pool)) return;
   if (!is_destroyed(pool)) {
     correct(pool, 0);
-    lower(pool);
+    lower_charge(pool);
     if (pool->reserved == 0) pool->line = LINE_NONE;
   } else if (pool->line == LINE_NONE || was_long_ago(pool)) {
-    bury(pool);
+    release_entry(pool);
   }
 }
 
@@ -316,9 +316,9 @@ void pool_trim(struct pool *pool) {
   capture_restore(mode);
 }
 
-int pool_owes(struct pool *pool) {
+int pool_is_in_debt(struct pool *pool) {
   if (!long_lock_take(&pool->lock, &self)) return 0;
-  int owes = pool->owing;
+  int owes = pool->in_debt;
   long_lock_give(&pool->lock);
   return owes;
 }
@@ -332,16 +332,16 @@ static int means_gone(CUresult result) {
 int pool_was_emptied(struct pool *pool) {
   cuuint64_t reserved, used = 0;
   if (is_destroyed(pool) || !long_lock_take(&pool->lock, &self)) return 0;
-  int gone = means_gone(ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
-  int known = gone || ask(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) == CUDA_SUCCESS;
-  int emptied = pool->flights == 0 && known && used == 0;
-  if (pool->flights == 0 && known && used < pool->live) pool->live = used;
+  int gone = means_gone(query(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+  int known = gone || query(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) == CUDA_SUCCESS;
+  int emptied = pool->in_flight == 0 && known && used == 0;
+  if (pool->in_flight == 0 && known && used < pool->live) pool->live = used;
   if (gone) pool->reserved = 0;
   correct(pool, 0);
   if (gone) pool->unread = 0;
   pool->doubtful = !known;
   if (!known) pool_mark_dirty(pool);
-  lower(pool);
+  lower_charge(pool);
   long_lock_give(&pool->lock);
   return emptied;
 }
@@ -349,10 +349,10 @@ int pool_was_emptied(struct pool *pool) {
 void pool_destroyed(struct pool *pool) {
   if (!long_lock_take(&pool->lock, &self)) return;
   atomic_store_explicit(&pool->handle, NULL, memory_order_relaxed);
-  if ((pool->line != LINE_NONE && pool->reserved != 0) || pool->live != 0 || pool->flights != 0)
-    await(pool);
+  if ((pool->line != LINE_NONE && pool->reserved != 0) || pool->live != 0 || pool->in_flight != 0)
+    await_frees(pool);
   else
-    bury(pool);
+    release_entry(pool);
   long_lock_give(&pool->lock);
 }
 

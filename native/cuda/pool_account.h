@@ -48,11 +48,11 @@ struct pool {
   uint64_t reserved;            /* as last read */
   uint64_t line;                /* of what was freed asynchronously, and may still be waiting */
   _Atomic uint32_t column; /* and COLUMN_MANAGED, COLUMN_CONVERTED */
-  uint32_t flights; /* allocations between begin and settle */
+  uint32_t in_flight; /* allocations between begin and settle */
   uint16_t growing; /* of those now or before under way: the GPU is not measured until all are settled */
   _Atomic uint8_t kind;
   _Atomic uint8_t dirty;   /* something was freed since the last reading */
-  uint8_t owing;           /* it holds more than fits */
+  uint8_t in_debt;           /* it holds more than fits */
   uint8_t rigid;           /* the program may want of its blocks what managed memory cannot do: never changes */
   uint8_t unread;          /* RESERVED is the most that it can be */
   uint8_t doubtful;        /* a context of its device has gone, and it could not be asked what that has left */
@@ -98,7 +98,7 @@ void pool_trim(struct pool *pool);
 
 /* 1: the pool holds more than fits, because an allocation that had to be undone made it grow. It gives nothing until
  * that fits or is given back. */
-int pool_owes(struct pool *pool);
+int pool_is_in_debt(struct pool *pool);
 
 /* A context of the pool's device is gone, and perhaps the pool's blocks. 1: everything in it; the caller forgets them.
  * When the driver does not answer, everything stays charged, and the pool is doubtful: the caller asks again later. */

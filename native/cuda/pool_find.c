@@ -113,9 +113,9 @@ static enum pool_kind kind_of_managed(uint32_t *column) {
 }
 
 enum pool_kind pool_place(const CUmemLocation *location, CUmemAllocationType type, uint32_t *column) {
-  CUdevice dev = device_of_place(location);
+  CUdevice dev = device_of_location(location);
   *column = 0;
-  if (dev != PLACE_HOST) return kind_of_device(dev, column);
+  if (dev != LOCATION_HOST) return kind_of_device(dev, column);
   return type == CU_MEM_ALLOCATION_TYPE_MANAGED ? kind_of_managed(column) : POOL_FREE;
 }
 

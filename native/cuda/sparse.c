@@ -38,7 +38,7 @@ static void drop(uint32_t *link) {
   uint32_t number = *link, holding = at(number)->holding;
   *link = at(number)->next;
   store_delete(&pieces, number);
-  holding_give(holding);
+  holding_release(holding);
 }
 
 static void drop_all(uint32_t first) {
@@ -99,7 +99,7 @@ static int split(uint32_t *link, uint32_t number, int axis, uint64_t low, uint64
   at(part)->box.high[axis] = high;
   at(part)->next = *link;
   *link = part;
-  holding_again(at(part)->holding);
+  holding_retain(at(part)->holding);
   return 1;
 }
 

@@ -43,7 +43,7 @@ static void read_if_dirty(struct pool *pool, void *data) {
   pool_ask_again(pool);
   uint64_t line = line_for(pool, sync);
   pool_reread_after(pool, line);
-  if (VC_LIKELY(!pool_owes(pool))) return;
+  if (VC_LIKELY(!pool_is_in_debt(pool))) return;
   pool_trim(pool); /* its threshold keeps what it must not */
   pool_reread_after(pool, line);
 }
@@ -63,34 +63,44 @@ static inline CUresult synchronized(CUresult result, uint64_t line, CUcontext co
 
 /* --- the calls --------------------------------------------------------------------------------------------------- */
 
-#define SYNCHRONIZE(call, line, context)                \
-  time_slice_busy(1);                                   \
-  CUresult result = synchronized(call, line, context);  \
-  time_slice_busy(0);                                   \
-  return result
-
 /* Only the thread can find that out of its own default stream. */
 static inline CUresult waited(CUresult result, int for_thread, CUcontext context) {
   if (for_thread && result == CUDA_SUCCESS && runtime_may_have_shares()) stream_thread_is_done(context);
   return result;
 }
 
+/* Every call below begins with time_slice_busy(1), for as long as it waits; this is its end. */
+static inline CUresult end_wait(CUresult result, uint64_t line, CUcontext context) {
+  synchronized(result, line, context);
+  time_slice_busy(0);
+  return result;
+}
+
 CUresult vc_cuStreamSynchronize(CUstream stream) {
-  SYNCHRONIZE(waited(real_cuda.cuStreamSynchronize(stream), stream == CU_STREAM_PER_THREAD, NULL), pool_line(stream, 0),
-              NULL);
+  time_slice_busy(1);
+  CUresult result = waited(real_cuda.cuStreamSynchronize(stream), stream == CU_STREAM_PER_THREAD, NULL);
+  return end_wait(result, pool_line(stream, 0), NULL);
 }
 
 CUresult vc_cuStreamSynchronize_ptsz(CUstream stream) {
   int own = stream == NULL || stream == CU_STREAM_PER_THREAD;
-  SYNCHRONIZE(waited(real_cuda.cuStreamSynchronize_ptsz(stream), own, NULL), pool_line(stream, 1), NULL);
+  time_slice_busy(1);
+  return end_wait(waited(real_cuda.cuStreamSynchronize_ptsz(stream), own, NULL), pool_line(stream, 1), NULL);
 }
 
-CUresult vc_cuEventSynchronize(CUevent event) { SYNCHRONIZE(real_cuda.cuEventSynchronize(event), LINE_NONE, NULL); }
+CUresult vc_cuEventSynchronize(CUevent event) {
+  time_slice_busy(1);
+  return end_wait(real_cuda.cuEventSynchronize(event), LINE_NONE, NULL);
+}
 
-CUresult vc_cuCtxSynchronize(void) { SYNCHRONIZE(waited(real_cuda.cuCtxSynchronize(), 1, NULL), LINE_CONTEXT, NULL); }
+CUresult vc_cuCtxSynchronize(void) {
+  time_slice_busy(1);
+  return end_wait(waited(real_cuda.cuCtxSynchronize(), 1, NULL), LINE_CONTEXT, NULL);
+}
 
 CUresult vc_cuCtxSynchronize_v2(CUcontext ctx) {
-  SYNCHRONIZE(waited(real_cuda.cuCtxSynchronize_v2(ctx), 1, ctx), LINE_CONTEXT, ctx);
+  time_slice_busy(1);
+  return end_wait(waited(real_cuda.cuCtxSynchronize_v2(ctx), 1, ctx), LINE_CONTEXT, ctx);
 }
 
 static inline CUresult told(CUresult answer) {

@@ -21,7 +21,7 @@ static __attribute__((noinline)) CUresult create_free(CUmemGenericAllocationHand
                                                       const CUmemAllocationProp *prop, unsigned long long flags) {
   CUmemGenericAllocationHandle made = 0;
   CUresult result = real_cuda.cuMemCreate(&made, size, prop, flags);
-  if (result == CUDA_SUCCESS && !holding_open(made, NULL, PLACE_HOST)) {
+  if (result == CUDA_SUCCESS && !holding_open(made, NULL, LOCATION_HOST)) {
     real_cuda.cuMemRelease(made);
     result = CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -44,8 +44,8 @@ VC_HOT CUresult vc_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size
   struct charge charge;
   CUmemGenericAllocationHandle made = 0;
   if (handle == NULL || size == 0 || prop == NULL) return real_cuda.cuMemCreate(handle, size, prop, flags);
-  CUdevice dev = device_of_place(&prop->location);
-  if (dev == PLACE_HOST) return create_free(handle, size, prop, flags);
+  CUdevice dev = device_of_location(&prop->location);
+  if (dev == LOCATION_HOST) return create_free(handle, size, prop, flags);
   int column = device_place_column(dev);
   if (column == VC_EINVAL) return create_nowhere(size, prop, flags);
   CUresult result = charge_begin_at(&charge, column, OWNER_PROCESS, size);
@@ -64,12 +64,12 @@ VC_HOT CUresult vc_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size
 }
 
 VC_HOT CUresult vc_cuMemRelease(CUmemGenericAllocationHandle handle) {
-  struct parting parting = {.column = -1};
+  struct release_probe probe = {.column = -1};
   uint32_t holding = holding_take(handle);
-  holding_parting(holding, &parting);
+  holding_probe_release(holding, &probe);
   CUresult result = real_cuda.cuMemRelease(handle);
-  holding_part(holding, result == CUDA_SUCCESS, &parting);
-  parting_end(&parting);
+  holding_release_probed(holding, result == CUDA_SUCCESS, &probe);
+  release_probe_end(&probe);
   return result;
 }
 
@@ -78,7 +78,7 @@ static int record_mapping(CUdeviceptr address, size_t size, uint32_t holding) {
   const struct table_entry entry = {address, size, 0, holding};
   struct table_entry old;
   int status = table_put(&mappings, &entry, &old);
-  if (status == 1) holding_give(old.owner); /* what was mapped there was unmapped by a call that is not hooked */
+  if (status == 1) holding_release(old.owner); /* what was mapped there was unmapped by a call that is not hooked */
   return status >= 0;
 }
 
@@ -90,38 +90,38 @@ CUresult vc_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
     real_cuda.cuMemUnmap(ptr, size);
     result = CUDA_ERROR_OUT_OF_MEMORY;
   }
-  if (result != CUDA_SUCCESS) holding_give(holding);
+  if (result != CUDA_SUCCESS) holding_release(holding);
   return result;
 }
 
 /* Marks the mappings that lie side by side in a range as LEAVING, or, with the key's mark FROM, takes the mark off. */
-static void mark_range(CUdeviceptr ptr, size_t size, CUdeviceptr from, struct parting *parting) {
+static void mark_range(CUdeviceptr ptr, size_t size, CUdeviceptr from, struct release_probe *probe) {
   CUdeviceptr end = ptr + size, to = from ^ LEAVING;
   struct table_entry entry, old;
   for (CUdeviceptr at = ptr; at >= ptr && at < end; at += entry.bytes) {
     if (!table_rename(&mappings, at | from, at | to, &entry, &old)) return;
-    if (to == LEAVING) holding_parting(entry.owner, parting);
-    if (old.key != 0) holding_give(old.owner); /* mapped or unmapped there by a call that is not hooked */
+    if (to == LEAVING) holding_probe_release(entry.owner, probe);
+    if (old.key != 0) holding_release(old.owner); /* mapped or unmapped there by a call that is not hooked */
   }
 }
 
 /* Lets go of what those held. */
-static void forget_range(CUdeviceptr ptr, size_t size, const struct parting *parting) {
+static void forget_range(CUdeviceptr ptr, size_t size, const struct release_probe *probe) {
   CUdeviceptr end = ptr + size;
   struct table_entry entry;
   for (CUdeviceptr at = ptr; at >= ptr && at < end && table_take(&mappings, at | LEAVING, &entry); at += entry.bytes)
-    holding_part(entry.owner, 0, parting);
+    holding_release_probed(entry.owner, 0, probe);
 }
 
 CUresult vc_cuMemUnmap(CUdeviceptr ptr, size_t size) {
-  struct parting parting = {.column = -1};
-  mark_range(ptr, size, 0, &parting);
+  struct release_probe probe = {.column = -1};
+  mark_range(ptr, size, 0, &probe);
   CUresult result = real_cuda.cuMemUnmap(ptr, size);
   if (result == CUDA_SUCCESS)
-    forget_range(ptr, size, &parting);
+    forget_range(ptr, size, &probe);
   else
     mark_range(ptr, size, LEAVING, NULL);
-  parting_end(&parting);
+  release_probe_end(&probe);
   return result;
 }
 
@@ -132,10 +132,10 @@ CUresult vc_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, vo
   CUmemGenericAllocationHandle found = 0;
   if (handle == NULL) return real_cuda.cuMemRetainAllocationHandle(handle, addr);
   CUresult result = real_cuda.cuMemRetainAllocationHandle(&found, addr);
-  if (result == CUDA_SUCCESS && !holding_found(found)) {
+  if (result == CUDA_SUCCESS && !holding_add_reference(found)) {
     real_cuda.cuMemRelease(found);
     result = real_cuda.cuMemRetainAllocationHandle(&found, addr);
-    if (result == CUDA_SUCCESS) holding_found(found);
+    if (result == CUDA_SUCCESS) holding_add_reference(found);
   }
   if (result == CUDA_SUCCESS) *handle = found;
   return result;
@@ -150,7 +150,7 @@ CUresult vc_cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle
     holding_note_export(holding);
     exported_begin();
   }
-  holding_give(holding);
+  holding_release(holding);
   return result;
 }
 
@@ -161,7 +161,7 @@ CUresult vc_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
   if (handle == NULL) return real_cuda.cuMemImportFromShareableHandle(handle, os_handle, type);
   CUresult result = real_cuda.cuMemImportFromShareableHandle(&made, os_handle, type);
   if (result != CUDA_SUCCESS) return result;
-  if (!holding_found(made) && !holding_open(made, NULL, -1)) {
+  if (!holding_add_reference(made) && !holding_open(made, NULL, -1)) {
     real_cuda.cuMemRelease(made);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }

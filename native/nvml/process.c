@@ -69,10 +69,15 @@ static void put_v2(void *infos, uint32_t index, const struct ledger_process *pro
                                                                   .computeInstanceId = 0xFFFFFFFF};
 }
 
+static nvmlReturn_t without_count(nvmlReturn_t checked) {
+  return checked == NVML_SUCCESS ? NVML_ERROR_INVALID_ARGUMENT : checked;
+}
+
 /* CHECKED: what the real function answered to the arguments when it was called for the number alone. */
 static nvmlReturn_t fill(nvmlReturn_t checked, nvmlDevice_t device, unsigned int *count, void *infos,
                          put_process *put) {
   struct process_list list;
+  if (count == NULL) return without_count(checked);
   if (checked != NVML_SUCCESS && checked != NVML_ERROR_INSUFFICIENT_SIZE) return checked;
   if (*count > 0 && infos == NULL) return NVML_ERROR_INVALID_ARGUMENT;
   process_list_read(device, &list);
@@ -84,40 +89,34 @@ static nvmlReturn_t fill(nvmlReturn_t checked, nvmlDevice_t device, unsigned int
 }
 
 static nvmlReturn_t empty(nvmlReturn_t checked, unsigned int *count) {
+  if (count == NULL) return without_count(checked);
   if (checked != NVML_SUCCESS && checked != NVML_ERROR_INSUFFICIENT_SIZE) return checked;
   *count = 0;
   return NVML_SUCCESS;
 }
 
-/* Calls the real function for its number alone. */
-#define CHECK(function)                                                      \
-  unsigned int number = 0;                                                   \
-  nvmlReturn_t checked = real_nvml.function(device, count == NULL ? NULL : &number, NULL); \
-  if (count == NULL) return checked == NVML_SUCCESS ? NVML_ERROR_INVALID_ARGUMENT : checked
+/* What the real function answers when it is called for its number alone, or, without COUNT, for nothing. */
+#define QUERY_COUNT(function) real_nvml.function(device, count == NULL ? NULL : &(unsigned int){0}, NULL)
 
 nvmlReturn_t vc_nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count,
                                                      nvmlProcessInfo_v1_t *infos) {
-  CHECK(nvmlDeviceGetComputeRunningProcesses);
-  return fill(checked, device, count, infos, put_v1);
+  return fill(QUERY_COUNT(nvmlDeviceGetComputeRunningProcesses), device, count, infos, put_v1);
 }
 
 nvmlReturn_t vc_nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count,
                                                         nvmlProcessInfo_v2_t *infos) {
-  CHECK(nvmlDeviceGetComputeRunningProcesses_v2);
-  return fill(checked, device, count, infos, put_v2);
+  return fill(QUERY_COUNT(nvmlDeviceGetComputeRunningProcesses_v2), device, count, infos, put_v2);
 }
 
 nvmlReturn_t vc_nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
                                                         nvmlProcessInfo_t *infos) {
-  CHECK(nvmlDeviceGetComputeRunningProcesses_v3);
-  return fill(checked, device, count, infos, put_v2);
+  return fill(QUERY_COUNT(nvmlDeviceGetComputeRunningProcesses_v3), device, count, infos, put_v2);
 }
 
 #define EMPTY_LIST(function, type)                                                                  \
   nvmlReturn_t vc_##function(nvmlDevice_t device, unsigned int *count, type *infos) {               \
     (void)infos;                                                                                    \
-    CHECK(function);                                                                                \
-    return empty(checked, count);                                                                   \
+    return empty(QUERY_COUNT(function), count);                                                           \
   }
 
 EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
