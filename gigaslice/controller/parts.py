@@ -17,8 +17,8 @@ from gigaslice.controller.cluster_feed import ClusterFeed
 from gigaslice.controller.config import ControllerConfig
 from gigaslice.controller.dataset_statuses import DatasetStatuses
 from gigaslice.controller.metrics import METRICS, ControllerCounters
-from gigaslice.controller.object_passes import GATHER_SECONDS, ObjectPasses
 from gigaslice.controller.object_plan import WriteKind
+from gigaslice.controller.object_reconciler import GATHER_SECONDS, ObjectReconciler
 from gigaslice.controller.page_hosts import PageHosts
 from gigaslice.controller.pod_notices import Notices
 from gigaslice.controller.waiting_pods import WaitingPods
@@ -99,7 +99,7 @@ class ControllerParts:
             pause=pause,
         )
         limit = RateLimit(config.writes_per_second, config.writes_per_second, clock=clock)
-        self.passes = ObjectPasses(
+        self.reconciler = ObjectReconciler(
             client,
             self.feed,
             limit,
@@ -133,8 +133,8 @@ class ControllerParts:
         self._log = get_logger("controller")
         self.essential: Mapping[str, Part] = {"feed": self.feed.run, "leader": self.leader.run}
         self.restarted: Mapping[str, Part] = {
-            "gpus": self.passes.nodes.run,
-            "classes": self.passes.classes.run,
+            "gpus": self.reconciler.nodes.run,
+            "classes": self.reconciler.classes.run,
             "datasets": self.datasets.run,
             "events": self.events.run,
             "observer": self._observer,
@@ -165,21 +165,21 @@ class ControllerParts:
 
     def _lead(self, leads: bool) -> None:
         if not leads:
-            self.passes.clear()
+            self.reconciler.clear()
         elif self.feed.synced:
-            self.passes.everything()
+            self.reconciler.queue_all()
 
     def _node_changed(self, name: str) -> None:
         if self._may_write():
-            self.passes.node(name)
+            self.reconciler.queue_node(name)
 
     def _class_changed(self, name: str) -> None:
         if self._may_write():
-            self.passes.classes.add(name)
+            self.reconciler.classes.add(name)
 
     def _classes_listed(self) -> None:
         if self._may_write():
-            self.passes.every_class()
+            self.reconciler.queue_all_classes()
 
     def _pod_changed(self, pod: Pod, gone: bool) -> None:
         if gone:
@@ -195,19 +195,19 @@ class ControllerParts:
     async def _counter(self) -> None:
         """Counts how classes stand, and has new types of GPUs made into classes."""
         await self.feed.wait()
-        self.passes.everything()
+        self.reconciler.queue_all()
         counted = (-1, -1)
         while True:
             begun = self._clock()
             now = (self.state.revision, self.feed.hardware_changes)
             if now != counted:
                 counted = now
-                types = frozenset(self.passes.types())
+                types = frozenset(self.reconciler.types())
                 if types != self._types and self._may_write():
                     for name in types ^ self._types:
-                        self.passes.classes.add(name)
+                        self.reconciler.classes.add(name)
                     self._types = types
-                self.passes.count()
+                self.reconciler.compute_figures()
                 await self._count_gpus()
             self._waits = Counter(pod.state for pod in self.waiting.waiting())
             await asyncio.sleep(max(2 * self._observe, _SHARE * (self._clock() - begun)))
@@ -354,7 +354,7 @@ class ControllerParts:
         values.add_all("gigaslice_controller_writes_total", self.counters.writes)
         values.add_all("gigaslice_controller_events_total", self.counters.events)
         values.add_all("gigaslice_controller_reviews_total", self.counters.reviews)
-        for name, queue in (("gpus", self.passes.nodes), ("classes", self.passes.classes)):
+        for name, queue in (("gpus", self.reconciler.nodes), ("classes", self.reconciler.classes)):
             values.add("gigaslice_controller_queue_length", len(queue), name)
             values.add("gigaslice_controller_failed_passes_total", queue.failures, name)
         for name, seconds in self.feed.silent_seconds().items():
@@ -373,7 +373,7 @@ class ControllerParts:
         values.add("gigaslice_defragmentation_moves", len(self._moves))
         for state in ("fits", "no-room", "invalid"):
             values.add("gigaslice_pods_waiting", self._waits[state], state)
-        for name, figures in self.passes.figures.items():
+        for name, figures in self.reconciler.figures.items():
             values.add("gigaslice_class_gpus", figures.devices, name)
             values.add("gigaslice_class_free_gpus", figures.free, name)
         return values

@@ -173,8 +173,8 @@ def test_a_restart_writes_nothing_where_nothing_has_changed(api: ApiServer, tmp_
             )
         before = len(written(api))
         async with controller(api, tmp_path, "b") as parts:
-            await until(lambda: parts.leader.leading and parts.feed.synced and bool(parts.passes.figures))
-            await until(lambda: not len(parts.passes.nodes) and not len(parts.passes.classes))
+            await until(lambda: parts.leader.leading and parts.feed.synced and bool(parts.reconciler.figures))
+            await until(lambda: not len(parts.reconciler.nodes) and not len(parts.reconciler.classes))
             await asyncio.sleep(0.2)
         assert len(written(api)) == before
 
@@ -215,7 +215,7 @@ def test_an_automatic_class_goes_when_its_gpus_do_and_nothing_refers_to_it(api: 
             "spec": {"hard": {"requests.gpuclass.gigaslice.io/nvidia.tesla.t4": "1"}},
         }
         async with controller(api, tmp_path) as parts:
-            parts.passes.unneeded = 0.1
+            parts.reconciler.unneeded = 0.1
             await until(lambda: set(api.named(CLASSES)) == {"nvidia.h100", "nvidia.tesla.t4"})
             assert api.named(CLASSES)["nvidia.h100"]["metadata"]["labels"] == {MANAGED_BY: MANAGER}
             api.put("resourcequotas", quota)
@@ -244,7 +244,7 @@ def test_an_automatic_class_stays_where_its_gpus_are_back_in_time(api: ApiServer
             uid = api.named(CLASSES)["nvidia.h100"]["metadata"]["uid"]
             for _ in range(3):  # away for less than five minutes each time, and for more altogether
                 api.delete("nodes", "n1")
-                await until(lambda: free(api, "nvidia.h100") == 0 and "nvidia.h100" in parts.passes._gone)
+                await until(lambda: free(api, "nvidia.h100") == 0 and "nvidia.h100" in parts.reconciler._gone)
                 ahead += 200.0
                 api.put("nodes", node("n1", "GPU-1"))
                 await until(lambda: free(api, "nvidia.h100") == 1)

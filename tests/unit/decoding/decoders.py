@@ -288,7 +288,7 @@ DECODERS: tuple[Decoder, ...] = (
     ), 0.5),
     Decoder("quotas", (CONTROLLER,), _document(lambda one: quota_classes([one])), lambda: (
         {"spec": {"hard": {"requests." + seeds.CLASS: "3", "pods": 7}}},
-    ), (), ("gigaslice.controller.object_passes",), 0.5),
+    ), (), ("gigaslice.controller.object_reconciler",), 0.5),
     Decoder("Dataset", (*CLUSTER, DATASET, CLI), _document(lambda one: (
         may_be_named(one, "team", "other"), parse_dataset(one),
     )), lambda: seeds.DATASETS, (InputError,), ("gigaslice.dataset.objects:parse_dataset",), 1.5),

@@ -1,4 +1,4 @@
-"""The passes by which the leader keeps objects as they should be: one over the objects of a node, one over a class.
+"""Reconciles the API's objects with the cluster, in the leader: a pass over a node's GPU objects, a pass over a class.
 
 A pass reads what is known now, plans, and sends its writes one after another. It may be cut off between any two: the
 next pass, of this replica or another one, plans from what is there then.
@@ -28,7 +28,7 @@ from gigaslice.kubeapi.client import KubeClient
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["GATHER_SECONDS", "ObjectPasses", "class_spec"]
+__all__ = ["GATHER_SECONDS", "ObjectReconciler", "class_spec"]
 
 _UNNEEDED_SECONDS = 300.0
 """A type of GPU must be gone for so long before its class goes: a node that is installed anew comes back."""
@@ -37,8 +37,8 @@ GATHER_SECONDS = 1.0
 _QUOTAS = "/api/v1/resourcequotas"
 
 
-class ObjectPasses:
-    """The two queues of passes.
+class ObjectReconciler:
+    """Two queues of what is to be reconciled: nodes and classes.
 
     Args:
         client: The API server.
@@ -86,18 +86,18 @@ class ObjectPasses:
         self._reported = LogOnce()
         self._log = get_logger("controller")
 
-    def everything(self) -> None:
+    def queue_all(self) -> None:
         """Queues every node and every class. For a replica that begins to lead."""
         for node in {*self._feed.nodes, *self._feed.gpus.groups}:
-            self.node(node)
-        self.every_class()
+            self.queue_node(node)
+        self.queue_all_classes()
 
-    def node(self, name: str) -> None:
+    def queue_node(self, name: str) -> None:
         """Queues a node."""
         if self._gpu_objects:
             self.nodes.add(name)
 
-    def every_class(self) -> None:
+    def queue_all_classes(self) -> None:
         """Queues every class, those that do not exist yet included."""
         for name in {*self.types(), *(present.name for present in self._feed.classes)}:
             self.classes.add(name)
@@ -122,7 +122,7 @@ class ObjectPasses:
             self._types = {gpu.name: gpu for gpu in classes}
         return self._types
 
-    def count(self) -> None:
+    def compute_figures(self) -> None:
         """Computes how every class stands; the queue gets those whose status is another one now."""
         figures = {}
         for present in self._feed.classes:
