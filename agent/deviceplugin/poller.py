@@ -31,7 +31,7 @@ from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.wakeup import Alarm
 from gigaslice.runtime.yielding import with_breaks
 
-__all__ = ["Poller"]
+__all__ = ["Plan", "Poller"]
 
 PATIENCE = 3
 """Regular polls in a row that must not show a container before its allocation is released."""
@@ -44,14 +44,31 @@ _FORGOTTEN = (
 _YOUNG_SECONDS = 300.0  # the kubelet lists a pod from its admission on, and admits one after the other
 # Seconds after an event: the kubelet lists a container's devices once it has taken the answer.
 _SOON = (0.2, 1.0, 3.0)
+# And at most these after another event: a start that is held asks all the time until memory is free.
+_AGAIN = 0.5
 
 
 @dataclass(slots=True)
-class _Plan:
+class Plan:
     """The times of the next polls: the regular one, and the extra ones after an event."""
 
     regular: float
     extra: list[float]
+
+    def ask(self, now: float) -> None:
+        """Plans the extra polls after an event at NOW."""
+        if not self.extra:
+            self.extra = [now + delay for delay in _SOON]
+        elif min(self.extra) > now + _AGAIN:
+            self.extra.append(now + _AGAIN)
+
+    def due(self) -> float:
+        """Returns when the next poll is."""
+        return min([self.regular, *self.extra])
+
+    def done(self, now: float) -> None:
+        """Takes what is due at NOW off the plan, but for the regular one."""
+        self.extra = [moment for moment in self.extra if moment > now]
 
 
 class Poller:
@@ -97,7 +114,7 @@ class Poller:
         self._logged: set[str] = set()  # forgotten ones that are in the log
         self._reported: set[str] = set()  # forgotten ones whose pods have the event
         self._alarm = Alarm()
-        self._plan = _Plan(0.0, [])
+        self._plan = Plan(0.0, [])
         self._failure = ""
         self._log = get_logger("poller")
 
@@ -109,16 +126,14 @@ class Poller:
 
     def wake(self) -> None:
         """Polls soon: something has happened that the kubelet will list."""
-        if not self._plan.extra:
-            start = time.monotonic()
-            self._plan.extra = [start + delay for delay in _SOON]
+        self._plan.ask(time.monotonic())
         self._alarm.ring()
 
     async def run(self) -> None:
         """Works until cancelled."""
         self._plan.regular = time.monotonic()
         while True:
-            due = min([self._plan.regular, *self._plan.extra])
+            due = self._plan.due()
             await self._alarm.wait(due - time.monotonic())
             if time.monotonic() >= due:  # whether it rings or not: with many that wait it always does
                 await self._due()
@@ -252,5 +267,5 @@ class Poller:
         regular = now >= self._plan.regular
         if regular:
             self._plan.regular = now + self._interval
-        self._plan.extra = [moment for moment in self._plan.extra if moment > now]
+        self._plan.done(now)
         await self.poll(regular=regular)

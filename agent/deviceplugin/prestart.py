@@ -30,9 +30,9 @@ _UNSEEN_PATIENCE = 5.0  # the same where nothing would show that the pod is to b
 _MARGIN = 5.0  # seconds until the caller gives up in which what was decided reaches the disk
 _REPORT_SECONDS = 5.0  # of waiting until the pod is told for what
 _INTERVAL = 0.1
-_THREAD_PART = (
-    0.05  # of this thread's time for all that wait: each decision reads the ledgers of all neighbours
-)
+# Of this thread's time for all that wait, since each decision reads the ledgers of all neighbours; the second while the
+# allocation table changes, as it does when memory has become free.
+_THREAD_PART, _CHANGED_PART = 0.05, 0.25
 _TAKEN = "the kubelet has given this container's devices to another one; delete the pod"
 
 
@@ -136,8 +136,18 @@ class StartDecider:
             if held >= _REPORT_SECONDS and allocation_id not in self._told:
                 self._report(allocation_id, blocker)
             self._blocked()
-            busy = (time.thread_time() - begun) * self.waiting / _THREAD_PART
-            await asyncio.sleep(max(_INTERVAL, min(busy, left)))
+            busy = (time.thread_time() - begun) * self.waiting
+            await self._pause(min(busy / _CHANGED_PART, left), min(busy / _THREAD_PART, left))
+
+    async def _pause(self, shortest: float, longest: float) -> None:
+        """Sleeps so long, and the shorter time where the allocation table changes or the agent is about to end."""
+        table, begun = self._store.table, time.monotonic()
+        await asyncio.sleep(max(_INTERVAL, shortest))
+        while self._store.table is table and not self._closed:
+            left = longest - (time.monotonic() - begun)
+            if left <= 0:
+                return
+            await asyncio.sleep(min(_INTERVAL, left))
 
     def _patience(self, allocation: Allocation) -> float:
         """Returns how long a call is held in all, by what is known of its pod now: none once it is to be deleted."""

@@ -310,6 +310,25 @@ def test_a_start_is_held_while_its_pod_is_seen_and_told_meanwhile_for_what(
     call(story)
 
 
+def test_held_starts_that_are_paced_slowly_go_on_at_once_when_memory_becomes_free(
+    call, cluster, kubelet, store, monkeypatch
+):
+    """With many that wait, and decisions that take long, each has its turn every few seconds only."""
+    monkeypatch.setattr(start_module, "_THREAD_PART", 1e-9)
+    monkeypatch.setattr(start_module, "_PATIENCE", 3600.0)
+
+    async def story(stub):
+        starting = asyncio.ensure_future(
+            stub.PreStartContainer(pre_start(await fill_and_ask(stub, cluster, kubelet)))
+        )
+        await asyncio.sleep(0.5)
+        assert not starting.done()
+        store.update(store.table.counted_out([one.id for one in store.table.allocations[:2]]))
+        await asyncio.wait_for(starting, 30)
+
+    call(story)
+
+
 def ending(cluster):
     cluster.put(replace(pod("late", 8), ending=True))
 

@@ -1,11 +1,12 @@
 import asyncio
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from agent.accounting.presence import Presence
-from agent.deviceplugin.poller import PATIENCE
+from agent.deviceplugin.poller import PATIENCE, Plan
 from gigaslice.allocation.consumer import ContainerRef
 from gigaslice.deviceplugin.lifetime import Listed
 from gigaslice.deviceplugin.origin import plugin
@@ -105,6 +106,19 @@ def test_it_polls_however_often_it_is_woken(store, allocator, kubelet):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_while_starts_are_held_no_two_polls_are_more_than_six_tenths_apart():
+    """They ask ten times a second each. What a poll finds free they can start with, so its pause is theirs."""
+    plan, now, polled = Plan(1e9, []), 0.0, [0.0]
+    while now < 20.0:
+        plan.ask(now)
+        now += 0.1
+        if plan.due() <= now:
+            plan.done(now)
+            polled.append(now)
+    pauses = [after - before for before, after in itertools.pairwise(polled)]
+    assert max(pauses) < 0.7 and len(polled) < 50, polled
 
 
 def test_ledgers_are_read_only_of_what_may_be_given_up(store, allocator, kubelet, poller, monkeypatch):
