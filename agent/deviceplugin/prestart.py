@@ -1,9 +1,9 @@
 """The waiting in PreStartContainer: holds a container back until nothing stands in the way of its start.
 
-A kubelet whose call failed repeats it after half a second, and from then on every twelve seconds, in which free memory
-would idle: so a call is held for nearly as long as the kubelet lets it. That holds up the pod's own worker alone, with
-its deletion, so it ends with the deletion and is short where that cannot be seen. What is waited for is told by
-`agent.allocation.start`, and by `agent.deviceplugin.settlement` for pods whose annotations came late.
+The kubelet repeats a call that was held for long at once, and one that failed soon after ten to fifteen seconds, in
+which free memory would idle: so a call is held for nearly as long as the kubelet lets it. That holds up the pod's own
+worker alone, with its deletion, so it ends with the deletion and is short where that cannot be seen. What is waited
+for is told by `agent.allocation.start`, and by `agent.deviceplugin.settlement` for pods whose annotations came late.
 """
 
 from __future__ import annotations

@@ -26,13 +26,36 @@ POLL_S = 0.02
 class Pace:
     """Waiting times; a real kubelet's are 10 s doubled per crash, 30 s and about 1 s, and these after refused starts.
 
-    start_retries_s: after the first refused start of a container, and after each that follows.
+    start_retries_s: see Repeats.
     """
 
     crash_backoff_s: float = 0.1
     start_retries_s: tuple[float, float] = (0.5, 12.0)
     pre_start_timeout_s: float = 30.0
     force_kill_delay_s: float = 1.0
+
+
+class Repeats:
+    """When a refused start is repeated: soon where news of the pod came during the call, and late otherwise.
+
+    The first refusal always has news, the pod's new status. Later ones have it where the next sync of the pod, for
+    which a refusal sets the time, has become due before the call was over. So starts that are held for longer than that
+    have no pause between them: of kubelet 1.36.2 all of 32 repeats of calls of 25 s came within 1.0 s of the refusals.
+    """
+
+    def __init__(self, pauses_s: tuple[float, float]) -> None:
+        self._soon, self._late = pauses_s
+        self._syncs: dict[str, float] = {}  # when, by container
+
+    def refused(self, container: str, now: float) -> float:
+        """When the start of CONTAINER that is refused NOW is repeated."""
+        news = self._syncs.get(container, now) <= now
+        self._syncs[container] = now + self._late
+        return now + (self._soon if news else self._late)
+
+    def started(self, container: str) -> None:
+        """The next refusal of CONTAINER is a first one."""
+        self._syncs.pop(container, None)
 
 
 def injection(spec: ContainerSpec, responses: list[pb.ContainerAllocateResponse]) -> Launch:
@@ -66,7 +89,7 @@ class Worker(threading.Thread):
         self.pace = pace
         self.halt = threading.Event()
         self.retry_at: dict[str, float] = {}
-        self.refused: set[str] = set()  # containers whose last start was
+        self.repeats = Repeats(pace.start_retries_s)
 
     def run(self) -> None:
         """Syncs the pod again and again, as the kubelet does; decisions depend on the pod's state alone."""
@@ -144,16 +167,12 @@ class Worker(threading.Thread):
         container.runs += 1
         container.exit_code = None
         container.waiting = container.problem = ""
-        self.refused.discard(container.name)
+        self.repeats.started(container.name)
         self.pod.event("Normal", "Started", f"Started container {container.name}")
 
     def _not_started(self, container: Container, waiting: str, text: str) -> None:
         container.waiting, container.problem = waiting, text
-        first, later = self.pace.start_retries_s
-        self.retry_at[container.name] = time.monotonic() + (
-            later if container.name in self.refused else first
-        )
-        self.refused.add(container.name)
+        self.retry_at[container.name] = self.repeats.refused(container.name, time.monotonic())
         self.pod.event("Warning", "Failed", f"Error: {text}")
 
     def _judge(self) -> None:

@@ -13,9 +13,7 @@ from tests.fakes.nodes import uuid
 from tests.fakes.plugin_calls import allocate, pre_start
 from tests.integration.agent.conftest import PATIENCE, QUICK, RESOURCE, AgentProcess, pod, wait_until
 
-REAL = replace(
-    QUICK, pace=Pace()
-)  # a kubelet that was refused comes back after half a second, then each twelve
+REAL = replace(QUICK, pace=Pace())
 HELD = 64
 
 

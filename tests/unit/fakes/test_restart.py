@@ -14,6 +14,7 @@ from agent.kubelet.pb import podresources_v1_pb2 as podresources
 from agent.kubelet.pb import podresources_v1_pb2_grpc as podresources_rpc
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec
 from tests.fakes.kubelet import podresources as kubelet_podresources
+from tests.fakes.kubelet.worker import Repeats
 from tests.unit.fakes.conftest import QUICK
 from tests.unit.fakes.plugin import RESOURCE
 
@@ -157,6 +158,15 @@ def test_pre_start_errors_are_retried_and_hold_up_nobody_else(ready):
     failing[0] = False
     pod.wait("Running")
     assert one.order.count("PreStart") >= 3
+
+
+def test_starts_that_are_held_are_repeated_at_once_and_others_late_from_the_second_refusal_on():
+    """As kubelet 1.36.2 has it with calls that are held for 25 s, and for 5."""
+    repeats = Repeats((0.5, 12.0))
+    assert [repeats.refused("held", now) for now in (25.0, 50.5, 76.0)] == [25.5, 51.0, 76.5]
+    assert [repeats.refused("short", now) for now in (5.0, 10.5, 27.5)] == [5.5, 22.5, 28.0]
+    repeats.started("short")
+    assert repeats.refused("short", 30.0) == 30.5
 
 
 def test_a_pre_start_that_hangs_is_given_up_and_retried(ready):

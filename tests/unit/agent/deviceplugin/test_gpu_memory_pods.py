@@ -291,7 +291,7 @@ async def fill_and_ask(stub, cluster, kubelet):
 def test_a_start_is_held_while_its_pod_is_seen_and_told_meanwhile_for_what(
     call, cluster, kubelet, store, monkeypatch
 ):
-    """A kubelet whose call was refused comes back after twelve seconds, for which free memory would idle."""
+    """A kubelet whose call was refused soon comes back after ten seconds or more, for which free memory would idle."""
     monkeypatch.setattr(start_module, "_UNSEEN_PATIENCE", 0.1)
     monkeypatch.setattr(start_module, "_REPORT_SECONDS", 0.2)
 
