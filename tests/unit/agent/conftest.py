@@ -17,7 +17,7 @@ def allocator(store, gpus):
     return make_allocator(store, gpus)
 
 
-def make_allocator(store, found, rights=AnnotationRights.CHECKED):
+def make_allocator(store, found, rights=AnnotationRights.CHECKED, **more):
     """A service on the GPUs of FOUND: an inventory, or the holder of one."""
     holder = found if isinstance(found, InventoryHolder) else InventoryHolder(found)
-    return device_allocator(store, holder, rights=rights)
+    return device_allocator(store, holder, rights=rights, **more)

@@ -1,6 +1,7 @@
 """Assignments: the scheduler's GPUs are the container's, whatever device IDs the kubelet hands over."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -180,6 +181,47 @@ def test_an_assignment_onto_what_another_pod_holds_waits_and_says_so(call, clust
     assert "held by default/plain/c0" in cluster.said("WaitingForGPU")[0]
 
 
+@pytest.mark.parametrize("there, sent", [
+    ((20, {}), (8, 0, {})),  # too little memory is left
+    ((4, {}), (8, 0, {"exclusive": "true"})),  # the GPU is not its alone
+    ((4, {"cores": "80"}), (8, 40, {"cores": "40"})),  # too little compute is left
+])  # fmt: skip
+def test_who_is_on_a_gpu_may_start_again_while_an_assignment_waits_for_it(
+    call, cluster, kubelet, there, sent
+):
+    """The later one waits for the earlier one, and never the other way round."""
+    (held, asked), (slices, cores, annotations) = there, sent
+    cluster.put(pod("first", held, **asked))
+
+    async def story(stub):
+        first, later = device_ids(0, *range(held)), device_ids(1, *range(slices))
+        (on,) = await visible(stub, first)
+        kubelet.holding["default", "first"] = frozenset({"c0"})
+        await stub.PreStartContainer(pre_start(first))
+        cluster.put(pod("sent", slices, assigned={"c0": (Share(on, slices, cores),)}, **annotations))
+        assert await visible(stub, later) == [on]
+        await stub.PreStartContainer(pre_start(first))
+        assert "waiting for" in await refusal(stub.PreStartContainer(pre_start(later)))
+
+    call(story)
+
+
+def test_a_cordoned_gpu_is_waited_for_by_an_assignment(call, cluster, gpus, store):
+    gpus.now = replace(inventory(unhealthy=(0,)), cordoned=frozenset({uuid(0)}))
+    cluster.put(pod("sent", 8, assigned={"c0": (Share(uuid(0), 8),)}))
+
+    async def story(stub):
+        chosen = device_ids(1, *range(8))
+        assert await visible(stub, chosen) == [uuid(0)]
+        assert "is not healthy" in await refusal(stub.PreStartContainer(pre_start(chosen)))
+        gpus.now = inventory()
+        await stub.PreStartContainer(pre_start(chosen))
+        gpus.now = replace(inventory(unhealthy=(0,)), cordoned=frozenset({uuid(0)}))
+        await stub.PreStartContainer(pre_start(chosen))  # again, since it has started before
+
+    call(story)
+
+
 def test_an_unhealthy_gpu_is_waited_for_and_not_replaced(call, cluster, gpus, store):
     gpus.replace(inventory(unhealthy=(0,)))
     cluster.put(pod("sent", 8, assigned={"c0": (Share(uuid(0), 8),)}))
@@ -282,6 +324,28 @@ def test_a_right_guess_of_the_gpus_is_given_the_assigned_parts_of_them(call, clu
     call(story)
     assert pages(store) == [{uuid(0): (20, 50), uuid(1): (12, 50)}]
     assert store.table.allocations[0].assigned
+
+
+def test_a_guess_that_was_assigned_more_than_there_is_waits_behind_who_is_there(
+    call, cluster, kubelet, store
+):
+    """It was guessed to fit, and what it was assigned does not: the container before it may start again."""
+    cluster.put(pod("first", 8))
+
+    async def story(stub):
+        first = device_ids(1, *range(16, 24))
+        (on,) = await visible(stub, first)
+        kubelet.holding["default", "first"] = frozenset({"c0"})
+        await stub.PreStartContainer(pre_start(first))
+        kubelet.hidden = [("default", "late")]
+        late = device_ids(0, *range(24)) | device_ids(1, *range(8))
+        assert await visible(stub, late) == [uuid(0), uuid(1)]
+        parts = {uuid(0): 12, uuid(1): 12, on: 20}
+        cluster.put(pod("late", 32, assigned={"c0": tuple(Share(gpu, parts[gpu]) for gpu in parts)}))
+        assert f"waiting for 4 GiB of {on}" in await refusal(stub.PreStartContainer(pre_start(late)))
+        await stub.PreStartContainer(pre_start(first))
+
+    call(story)
 
 
 def test_a_late_pod_with_a_class_and_no_assignment_never_starts(call, cluster, kubelet, store):

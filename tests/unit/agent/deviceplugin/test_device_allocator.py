@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -6,6 +7,7 @@ import vcuda
 from agent.allocation.request import ImpossibleError
 from agent.deviceplugin.records import CODEC
 from agent.deviceplugin.requester import PreviousHolders
+from agent.inventory.holder import InventoryHolder
 from gigaslice.allocation.consumer import ContainerRef
 from gigaslice.deviceplugin.origin import held, plugin, with_origin
 from gigaslice.errors import StorageError
@@ -209,3 +211,28 @@ def check(store, found, asked):
         promised = sum(share.slices for one in on_gpu for share in one.shares if share.gpu == gpu.uuid)
         if asked:  # only then has the kubelet told who is gone
             assert promised <= gpu.slices or any(one.waiting for one in on_gpu)
+
+
+def test_who_was_there_before_a_cordon_may_start_again_and_nobody_else(store):
+    """A cordon keeps new containers away. What runs goes on, and a container that ends may be started again."""
+    holder = InventoryHolder(inventory())
+    allocator = make_allocator(store, holder)
+    (there,) = allocator.allocate([device_ids(0, *range(8))])
+    sick = inventory(unhealthy=(0,))
+    holder.now = replace(sick, cordoned=frozenset({uuid(0)}))
+    assert allocator.service.start_blocker(there) is None
+    late = replace(there, waiting=True)
+    store.update(store.table.replaced([late]))
+    assert f"{uuid(0)} is not healthy" in allocator.service.start_blocker(late)
+    store.update(store.table.replaced([there]))
+    holder.now = sick
+    assert f"{uuid(0)} is not healthy" in allocator.service.start_blocker(there), "broken, not only cordoned"
+
+
+def test_a_host_that_does_not_say_what_is_left_holds_up_only_who_needs_some_of_it(store):
+    found = inventory(1, 24)
+    (gpu,) = found.gpus
+    lending = replace(gpu, memory_bytes=16 * GIB, host_bytes=8 * GIB)
+    allocator = make_allocator(store, replace(found, gpus=(lending,)), host_left=lambda: None)
+    (first,) = allocator.allocate([device_ids(0, *range(16))])
+    assert allocator.service.start_blocker(first) is None, "all of it is in the GPU's own memory"

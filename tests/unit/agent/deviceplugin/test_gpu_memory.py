@@ -345,10 +345,13 @@ def test_an_allocation_asked_again_is_the_one_that_was_recorded(store, allocator
     """The call's age tells an allocation that was made during it from one that another container had before."""
     plugin = gpu_memory(store, allocator, gpus).provider
     request = [device_ids(0, 4)]
+    told = []
+    plugin._allocated = lambda: told.append(len(store.table.allocations))
 
     async def story():
         first = await plugin.allocate(request)
         assert await plugin.allocate_again(request, age=0.5) == first
+        assert told == [1, 1], "whoever works after an allocation works after a repeated call, too"
         assert len(store.table.allocations) == 1
         other = await plugin.allocate_again([device_ids(1, 4)], age=0.5)
         assert other != first and len(store.table.allocations) == 2
@@ -357,5 +360,9 @@ def test_an_allocation_asked_again_is_the_one_that_was_recorded(store, allocator
         allocator.service._now = lambda: 1700000100.0
         later = await plugin.allocate_again(request, age=0.5)
         assert later != again, "from before the call: a pod that has ended had it"
+        allocator.service._now = lambda: 1600000000.0
+        assert await plugin.allocate_again(request, age=0.5) != later, (
+            "the clock was set back: nobody can tell"
+        )
 
     asyncio.run(story())

@@ -569,6 +569,20 @@ def test_no_container_grows_into_host_memory_that_is_not_there(host_node):
     )
 
 
+@pytest.mark.parametrize("static", [True, False])
+def test_a_static_pod_whose_mirror_was_made_anew_has_what_it_holds(node, static):
+    """The mirror's UID is another one then; the containers run on, and the scheduler counts the mirror."""
+    key = node.admit("a", range(8))
+    node.store.update(with_freed(node.store.table, device_ids(0, 0)))
+    node.outlived.add(key)
+    pod = node.cluster.pod("default", "a")
+    node.cluster.put(
+        replace(pod, uid="another", annotations={"kubernetes.io/config.mirror": "x"} if static else {})
+    )
+    node.round()
+    assert len(node.shown) == (0 if static else 8)
+
+
 def test_what_a_deleted_pod_still_holds_is_withheld_until_it_ends(node):
     key = node.admit("a", range(8))
     forgotten = with_freed(node.store.table, device_ids(0, 0))

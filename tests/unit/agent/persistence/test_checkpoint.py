@@ -419,3 +419,36 @@ def test_old_files_do_not_pile_up_when_nobody_tidies(path):
     for number in range(100):
         file.save((FIRST, SECOND)[number % 2])
     assert len(list(path.parent.iterdir())) < 50
+
+
+def table_number(path):
+    """Which of the tables of `numbered` a new agent finds."""
+    return CheckpointFile(path, CODEC).load().table.next_number
+
+
+def numbered(number):
+    return AllocationTable(next_number=number)
+
+
+def test_after_a_kill_the_newest_of_many_old_files_is_found(path):
+    """With two digits a number comes before one with a single digit by its name, and not by its age."""
+    file = CheckpointFile(path, CODEC)
+    for number in range(1, 15):
+        file.save(numbered(number))
+    for damaged in (path, path.with_name(f"{path.name}.previous")):
+        damaged.write_bytes(b"damaged")
+    assert table_number(path) == 12
+
+
+def test_what_a_killed_agent_left_is_not_overwritten_by_its_successor(path):
+    file = CheckpointFile(path, CODEC)
+    for number in range(1, 5):
+        file.save(numbered(number))
+    successor = CheckpointFile(path, CODEC)
+    successor.load()
+    old = {one: one.read_bytes() for one in path.parent.glob("*.ended-*")}
+    successor.save(numbered(5))
+    successor.save(numbered(6))
+    now = {one: one.read_bytes() for one in path.parent.glob("*.ended-*")}
+    assert len(old) == 2 and len(now) == 4
+    assert old.items() <= now.items()

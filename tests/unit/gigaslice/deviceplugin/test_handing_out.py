@@ -4,8 +4,14 @@ import pytest
 
 from gigaslice.allocation.consumer import ContainerRef
 from gigaslice.allocation.table import AllocationTable
-from gigaslice.deviceplugin.handing_out import of_device_ids, with_freed, with_handed_out
-from gigaslice.deviceplugin.origin import held, plugin
+from gigaslice.deviceplugin.handing_out import (
+    counted_elsewhere,
+    lenders,
+    of_device_ids,
+    with_freed,
+    with_handed_out,
+)
+from gigaslice.deviceplugin.origin import held, kept, plugin
 from gigaslice.model import Share
 from tests.fakes.nodes import GIB, allocation, device_ids, inventory, uuid
 
@@ -78,3 +84,12 @@ def test_the_newest_of_equal_device_id_sets_is_meant():
     assert [one.number for one in of_device_ids(made, device_ids(0, 0, 1, 2, 3))] == [2, 1]
     assert of_device_ids(made, device_ids(0, 9)) == ()
     assert of_device_ids(made, frozenset()) == ()
+
+
+def test_what_a_pod_that_has_ended_had_is_nobodys():
+    made = table(allocation(1, (0, range(8)))).with_ended([f"{1:032x}"])
+    (ended,) = made.allocations
+    assert kept(ended) == held(ended) == frozenset()
+    assert not counted_elsewhere(made, allocation(2, (0, range(8))))
+    assert with_handed_out(made, device_ids(0, 3)) == (made, ()), "nothing is superseded, and nothing is lent"
+    assert lenders(made, device_ids(0, 3), "", (), 0.0) == frozenset()

@@ -245,6 +245,16 @@ def test_a_class_cannot_go_past_our_scheduler(spec, sentence):
     assert sentence in said(pod(h100(), **spec))
 
 
+@pytest.mark.parametrize("scheduler, refused", [("mine", True), ("", False), ("default-scheduler", False)])
+def test_another_scheduler_is_refused_before_anything_is_added(scheduler, refused):
+    """What is left out, or is what Kubernetes writes there, is ours to fill in; a name that was chosen is not."""
+    answer = answer_mutate(
+        pod_shape(pod(h100(), **({"schedulerName": scheduler} if scheduler else {}))), FACTS
+    )
+    assert ("does not see GPU classes" in answer.message) is refused
+    assert bool(answer.patch) is not refused
+
+
 def test_a_pod_that_was_not_completed_is_refused():
     """Our first question was not asked, or another webhook took away what was added."""
     found = findings(read_admission_pod(pod(h100(2))), FACTS, completed=True).mistakes

@@ -42,6 +42,29 @@ def test_a_fetch_that_was_interrupted_is_resumed(world):
     assert again.resumed and again.image.read_bytes() == b"x" * 100 and again.bits.read_bytes() == b"1"
 
 
+@pytest.mark.parametrize("size", [99, 101])
+def test_a_file_of_another_size_never_becomes_a_dataset(world, size):
+    part = world.store.begin(world.about(1, 100))
+    os.truncate(part.image, size)
+    with pytest.raises(ImageError, match=f"{size} bytes in place of 100"):
+        world.store.complete(part, "d")
+    assert world.store.ready(KEYS[1]) is None
+
+
+def test_bytes_that_a_fetch_has_on_the_disk_are_promised_no_more(world, monkeypatch):
+    """While room for a file is taken, the disk has less of it already, and nobody is told twice."""
+    rooms, taken = [], os.posix_fallocate
+
+    def taking(fd, offset, size):
+        rooms.append(world.store.room())
+        taken(fd, offset, size)
+        rooms.append(world.store.room())
+
+    monkeypatch.setattr(os, "posix_fallocate", taking)
+    world.store.begin(world.about(1, 600))
+    assert rooms == [400, 400]
+
+
 def test_room_is_made_of_what_was_used_least_recently_and_never_of_what_is_in_use(world):
     for number in (1, 2, 3):
         world.now += 10
@@ -285,6 +308,20 @@ def test_a_partial_dataset_that_is_not_asked_for_again_goes(world):
     world.now += 30 * 86400
     world.again()
     assert keys(world) == {}
+
+
+def test_a_directory_of_the_kubelet_is_used_and_one_that_cannot_be_made_is_named(world):
+    there, away = world.volume("a"), world.volume("b")
+    Path(there.target).mkdir()
+    world.store.placeholder(there)
+    assert len(world.mounts.at(there.target)) == 1
+    made = world.volume("c")
+    world.store.placeholder(made)
+    assert Path(made.target).stat().st_mode & 0o027 == 0, "nobody else may look into it"
+    Path(away.target).parent.rmdir()
+    Path(away.target).parent.write_bytes(b"")
+    with pytest.raises(MountError, match=f"cannot make {away.target}: Not a directory"):
+        world.store.placeholder(away)
 
 
 def test_without_erofs_the_image_is_unpacked(world):
