@@ -2,10 +2,11 @@ import pytest
 
 from agent.allocation.assignments import shares_in
 from agent.allocation.request import NotExecutableError
-from agent.deviceplugin.assigned import assigned_to, named_for
+from agent.deviceplugin.assigned import assigned_to, named_for, with_assignment
 from agent.deviceplugin.requester import Requester
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
 from gigaslice.model import Pod, PodContainer, Share
 from tests.fakes.nodes import device_ids, inventory, uuid
 
@@ -92,6 +93,18 @@ def test_device_ids_are_named_after_the_assigned_gpus_where_there_are_such():
     few = named_for(shares, device_ids(2, 0, 1, 2) | device_ids(1, 0), [], 4)
     assert few[0] == f"{uuid(1)}/0"
     assert len(few) == 4
+
+
+def test_an_answer_is_completed_by_the_pod_that_it_was_given_for_and_by_no_other():
+    answer = KeptAllocateResponse("u", "c0", device_ids(0, 1, 2), "a" * 32, "", (uuid(0),))
+    text = assignment(Share(uuid(0), 2))
+    container = PodContainer("c0", requests={MEMORY: 2})
+    own, other, plain = (
+        Pod("default", "p", uid, annotations, (container,))
+        for uid, annotations in (("u", {ASSIGNMENT: text}), ("v", {ASSIGNMENT: text}), ("u", {}))
+    )
+    assert with_assignment(answer, [other, own]).assigned == (Share(uuid(0), 2),)
+    assert with_assignment(answer, [other, plain]) == with_assignment(answer, []) == answer
 
 
 def test_reading_for_others_never_fails():

@@ -1,9 +1,12 @@
 """What the kubelet is shown of the slices, for each of the reasons to take some off."""
 
+from dataclasses import replace
+
 import pytest
 
-from agent.deviceplugin.device_list import DeviceList
+from agent.deviceplugin.device_list import DeviceList, DevicesOfType
 from agent.inventory.holder import InventoryHolder
+from gigaslice.model import Topology
 from tests.fakes.nodes import all_device_ids, device_ids, inventory, uuid
 
 FOUND = inventory(2, 3)
@@ -61,3 +64,16 @@ def test_a_change_of_the_gpus_is_one_of_the_list(changes):
     unwatch()
     gpus.replace(FOUND)
     assert len(changes) == 1
+
+
+def test_of_several_types_each_resource_has_its_own_slices_and_hears_of_changes(devices):
+    second = FOUND.gpus[1:]
+    of_type = DevicesOfType(devices, InventoryHolder(replace(FOUND, gpus=second, topology=Topology.flat(1))))
+    assert {one.id for one in of_type.devices()} == device_ids(1, 0, 1, 2)
+    heard = []
+    end = of_type.watch(lambda: heard.append(len(of_type.devices())))
+    devices.withhold(device_ids(1, 0))
+    assert heard == [3] and [one.healthy for one in of_type.devices()] == [False, True, True]
+    end()
+    devices.withhold(frozenset())
+    assert heard == [3]

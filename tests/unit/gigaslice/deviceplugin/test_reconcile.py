@@ -11,7 +11,7 @@ from gigaslice.deviceplugin.device_id import whole_gpu_device_id
 from gigaslice.deviceplugin.handing_out import with_freed, with_handed_out
 from gigaslice.deviceplugin.lifetime import Evidence, Listed, PodListing, allocations_of_listed
 from gigaslice.deviceplugin.origin import GpuTokens, held, plugin, with_origin
-from gigaslice.deviceplugin.reconcile import review
+from gigaslice.deviceplugin.reconcile import KeptAllocateResponse, from_response, review
 from gigaslice.model import Share
 from tests.fakes.nodes import (
     GIB,
@@ -409,3 +409,28 @@ def test_of_a_pod_that_is_over_what_its_processes_hold_counts_and_no_longer_what
     for more in ({"settled": False}, {"times": 2}, {"pods": ["default/a"]}):
         found, released = reconcile_often(table(ended), attached=[ended], **more)
         assert released == [] and not found.find(ended.id).ended, more
+
+
+def test_whole_gpus_that_were_answered_by_others_than_their_names_are_told_in_order():
+    """The kubelet's device IDs are names: what was given to the runtime is what the container has."""
+    names = [whole_gpu_device_id(uuid(number)) for number in range(3)]
+    told = KeptAllocateResponse("u", "main", frozenset(names), "a" * 32, "", (uuid(2), uuid(3), uuid(1)))
+    made = from_response(told, ref("p"), inventory(4).gpus, LIBRARY, 1.0)
+    assert [(one.gpu, one.device_ids) for one in plugin(made).tokens] == [
+        (uuid(2), (names[2],)),
+        (uuid(3), (names[0],)),
+        (uuid(1), (names[1],)),
+    ]
+    assert made.whole and not plugin(made).undecided
+
+
+def test_what_the_kubelet_lists_again_lives_and_has_all_that_it_was_given():
+    """A kubelet that had lost its list, and an init container by all that was known: a list says more than both."""
+    for state in ({"ended": True}, {"forgotten": True}, {"lent": device_ids(0, 1, 2)}):
+        one = allocation(1, (0, range(8)), **state)
+        result = reconcile_once(table(one), listed("p", plugin(one).device_ids))
+        (after,) = result.table.allocations
+        assert (after.ended, plugin(after).forgotten, plugin(after).lent) == (False, False, frozenset()), (
+            state
+        )
+        assert len(held(after)) == 8

@@ -209,6 +209,21 @@ def test_a_quantum_grows_with_what_moving_costs():
     assert found[2] <= time_slicing.LONGEST
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_what_fills_the_gpu_to_the_last_byte_fits(more):
+    seen = {name: TimeSliceSample(100, False, 8 * GIB, busy=True) for name in "ab"}
+    found = TimeSlicer().decide(1.0, 16 * GIB - more, seen)
+    assert (found.contending, found.fits) == (2, not more)
+
+
+def test_what_was_learned_of_a_container_ends_with_it():
+    gpu = SimulatedGpu(pair(work=10**9), room=16 * GIB, speed=8 * GIB)
+    gpu.run(200)
+    before = gpu.arbiter.quantum("a")
+    gpu.arbiter.decide(1000.0, 16 * GIB, {})
+    assert gpu.arbiter.quantum("a") == time_slicing.FIRST != before
+
+
 def test_one_that_wants_none_is_neither_held_nor_counted():
     seen = {name: TimeSliceSample(100, False, 16 * GIB, willing=name != "c") for name in "abc"}
     arbiter = TimeSlicer()

@@ -388,6 +388,10 @@ def test_what_is_kept_ends_with_its_reason(end: str):
         found.put_pod(replace(first, nominated="" if end == "cleared" else "a", ending=end == "ending"), 3.0)
     assert "q" in [one.uid for one in found.to_be_woken(3.1, 9)]
     assert found.filter(asking("q"), ["a"], 3.2).names
+    found.drop_pod(first, 3.3)
+    begun(found, asking("q"), "a", 3.4)
+    found.drop_pod(bound("stays-1", "a", (1, 12), priority=1000), 3.5)
+    assert found.filter(asking("r"), ["a"], 3.6).names, "nor is anything kept for it elsewhere later"
 
 
 @pytest.mark.parametrize("seed", range(30))

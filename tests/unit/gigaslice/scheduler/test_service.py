@@ -44,6 +44,14 @@ def test_without_a_watch_it_answers_for_a_minute(service: SchedulerService, what
         assert service.unready() == refusal
 
 
+@pytest.mark.parametrize("refusal", ["", "the API server refuses: no permission to list nodes"])
+def test_what_the_api_server_refuses_is_the_reason(service: SchedulerService, refusal: str):
+    informer: Any = service.nodes
+    informer.synced.clear()
+    informer.refusal = refusal
+    assert service.unready() == (refusal or "the nodes have not all been seen yet")
+
+
 @pytest.mark.parametrize("ready", [True, False])
 def test_pods_are_handed_back_only_while_it_can_answer(
     service: SchedulerService, ready: bool, monkeypatch: pytest.MonkeyPatch

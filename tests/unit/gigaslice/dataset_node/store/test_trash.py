@@ -89,6 +89,34 @@ def test_a_dataset_that_was_deleted_can_be_fetched_and_deleted_again_meanwhile(w
     assert world.store.ready(KEYS[1]) is not None and world.store.room() == 900
 
 
+def test_what_was_unpacked_once_is_mounted_for_all_who_came_meanwhile(world, held, threads):
+    """Without EROFS the image goes when its tree is there, and its room comes back with the trash."""
+    unpacking, go, trees = threading.Event(), threading.Event(), []
+
+    def unpack(image, directory):
+        unpacking.set()
+        assert go.wait(20)
+        directory.mkdir()
+        trees.append(directory)
+
+    world.mounts.has_erofs, world.unpack = False, unpack
+    world.again()
+    world.fetch(1, 300)
+    volumes = [world.volume(name) for name in "ab"]
+    first = threads.submit(world.store.publish, volumes[0], [Piece(key=KEYS[1])])
+    assert unpacking.wait(20)
+    second = threads.submit(world.store.publish, volumes[1], [Piece(key=KEYS[1])])
+    time.sleep(0.05)
+    go.set()
+    first.result(20), second.result(20)
+    assert len(trees) == 1
+    assert all(world.store.published(one.id) and world.mounts.at(one.target) for one in volumes)
+    assert world.store.trash_bytes == 300
+    held.go.set()
+    world.emptied()
+    assert world.store.trash_bytes == 0
+
+
 def test_a_fetch_waits_for_the_room_that_it_was_promised(world, held, threads):
     world.fetch(1, 600)
     begun = threads.submit(world.store.begin, world.about(2, 600))
