@@ -57,7 +57,7 @@ from gigaslice.model.options import SliceUnit, parse_options
 from gigaslice.runtime import local_protocol
 from gigaslice.scheduler.datasets import DatasetIndex
 from gigaslice.scheduler.placer import Placer
-from gigaslice.scheduler.protocol import BindRequest, ContainerRequest, PreemptRequest
+from gigaslice.scheduler.protocol import BindRequest, PodRequest, PreemptRequest
 from gigaslice.text import whole_characters
 from gigaslice.units import parse_bytes
 from gigaslice.views.collect import WaitingSince, picture
@@ -372,9 +372,9 @@ DECODERS: tuple[Decoder, ...] = (
         json.dumps(one).encode() for one in seeds.recorded("message", "reason", kind="Status", most=4)
     ), (), ("gigaslice.kubeapi.client:KubeAnswer.failure", "gigaslice.kubeapi.client"), 0.5),
     Decoder("filter", (SCHEDULER,), _plain(lambda body: (
-        (found := ContainerRequest.decode(body)), sorted(found.names), set(found.names),
+        (found := PodRequest.decode(body)), sorted(found.names), set(found.names),
     )), seeds.filter_requests, (InputError,), (
-        "gigaslice.scheduler.protocol:ContainerRequest.decode", "gigaslice.scheduler.protocol:_loaded",
+        "gigaslice.scheduler.protocol:PodRequest.decode", "gigaslice.scheduler.protocol:_loaded",
     ), 1.5),
     Decoder("preempt", (SCHEDULER,), _plain(lambda body: (
         (found := PreemptRequest.decode(body)), found.reply(found.victims),

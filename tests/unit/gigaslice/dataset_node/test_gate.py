@@ -2,17 +2,17 @@
 
 import asyncio
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from agent.allocation.dataset_gate import DatasetGate
+from gigaslice.allocation.consumer import Consumer, ContainerRef
 from gigaslice.dataset_node.gate import Gate
 from gigaslice.model import DATASET_DRIVER, CsiVolume, Pod
 from tests.fakes.eventually import until
 
 GPU = "gigaslice.io/vgpu-memory"
-ALLOCATION = SimpleNamespace(owner=None, ref=SimpleNamespace(container="main"))
+CONSUMER = Consumer(ContainerRef("ns", "p", "main"))
 
 
 def pod(uid):
@@ -51,7 +51,7 @@ def play(short_dir):
 
 
 def test_an_agent_that_starts_while_the_service_is_away_holds_what_may_be_early(short_dir):
-    unknown = SimpleNamespace(owner=SimpleNamespace(uid="u"), ref=None)
+    unknown = Consumer(ContainerRef("ns", "p", ""), uid="u")
     gate, agent = Gate(short_dir), DatasetGate(short_dir / "gate.sock", (GPU,))
     assert asyncio.run(agent.blocker(unknown, None)) is None
     gate.mark_early()
@@ -61,7 +61,7 @@ def test_an_agent_that_starts_while_the_service_is_away_holds_what_may_be_early(
 def test_a_reason_of_any_length_is_told_shortened_and_disturbs_no_other_container(play):
     async def story(gate, agent):
         bad, good = await asyncio.gather(
-            agent.blocker(ALLOCATION, pod("bad")), agent.blocker(ALLOCATION, pod("good"))
+            agent.blocker(CONSUMER, pod("bad")), agent.blocker(CONSUMER, pod("good"))
         )
         assert bad.startswith("waiting for dataset https://host/") and len(bad) == 1000
         assert good is None
