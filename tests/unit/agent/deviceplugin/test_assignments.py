@@ -207,16 +207,16 @@ def test_who_is_on_a_gpu_may_start_again_while_an_assignment_waits_for_it(
 
 
 def test_a_cordoned_gpu_is_waited_for_by_an_assignment(call, cluster, gpus, store):
-    gpus.now = replace(inventory(unhealthy=(0,)), cordoned=frozenset({uuid(0)}))
+    gpus.replace(replace(inventory(unhealthy=(0,)), cordoned=frozenset({uuid(0)})))
     cluster.put(pod("sent", 8, assigned={"c0": (Share(uuid(0), 8),)}))
 
     async def story(stub):
         chosen = device_ids(1, *range(8))
         assert await visible(stub, chosen) == [uuid(0)]
         assert "is not healthy" in await refusal(stub.PreStartContainer(pre_start(chosen)))
-        gpus.now = inventory()
+        gpus.replace(inventory())
         await stub.PreStartContainer(pre_start(chosen))
-        gpus.now = replace(inventory(unhealthy=(0,)), cordoned=frozenset({uuid(0)}))
+        gpus.replace(replace(inventory(unhealthy=(0,)), cordoned=frozenset({uuid(0)})))
         await stub.PreStartContainer(pre_start(chosen))  # again, since it has started before
 
     call(story)

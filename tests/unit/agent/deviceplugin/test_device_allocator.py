@@ -219,13 +219,13 @@ def test_who_was_there_before_a_cordon_may_start_again_and_nobody_else(store):
     allocator = make_allocator(store, holder)
     (there,) = allocator.allocate([device_ids(0, *range(8))])
     sick = inventory(unhealthy=(0,))
-    holder.now = replace(sick, cordoned=frozenset({uuid(0)}))
+    holder.replace(replace(sick, cordoned=frozenset({uuid(0)})))
     assert allocator.service.start_blocker(there) is None
     late = replace(there, waiting=True)
     store.update(store.table.replaced([late]))
     assert f"{uuid(0)} is not healthy" in allocator.service.start_blocker(late)
     store.update(store.table.replaced([there]))
-    holder.now = sick
+    holder.replace(sick)
     assert f"{uuid(0)} is not healthy" in allocator.service.start_blocker(there), "broken, not only cordoned"
 
 

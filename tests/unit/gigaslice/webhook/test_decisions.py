@@ -249,7 +249,7 @@ def test_a_class_cannot_go_past_our_scheduler(spec, sentence):
 def test_another_scheduler_is_refused_before_anything_is_added(scheduler, refused):
     """What is left out, or is what Kubernetes writes there, is ours to fill in; a name that was chosen is not."""
     answer = answer_mutate(
-        pod_shape(pod(h100(), **({"schedulerName": scheduler} if scheduler else {}))), FACTS
+        read_admission_pod(pod(h100(), **({"schedulerName": scheduler} if scheduler else {}))), FACTS
     )
     assert ("does not see GPU classes" in answer.message) is refused
     assert bool(answer.patch) is not refused
