@@ -323,7 +323,7 @@ def test_held_starts_that_are_paced_slowly_go_on_at_once_when_memory_becomes_fre
         )
         await asyncio.sleep(0.5)
         assert not starting.done()
-        store.update(store.table.counted_out([one.id for one in store.table.allocations[:2]]))
+        store.update(store.table.with_ended([one.id for one in store.table.allocations[:2]]))
         await asyncio.wait_for(starting, 30)
 
     call(story)
