@@ -106,16 +106,22 @@ uint64_t pace_nap(struct vc_pace *pace, int64_t level, uint32_t permille, uint64
  * launched already is short: a thousand kernels of a millisecond in the queue are a second of the GPU that cannot be
  * taken back. A kernel's length is not known beforehand, so the queue is measured: a fence behind N launches that is
  * passed after D gives D / N for each (including the wait for other containers, which is part of the queue's length).
- * The number of launches follows directly. It shrinks at once and grows eightfold per fence at most, so a stream begins
- * with one launch and has thousands a few fences later if they are short. */
-enum { GROWTH = 8 };
+ * The number of launches follows from the longest of these times lately, which counts at once and fades by a quarter
+ * with every fence. A mean of the last fence alone would be that of one short kernel, and open the window for the long
+ * ones behind it: the processes of a container would queue a second of them, and a neighbour whose bucket is full
+ * meanwhile would never get back what it earned. A stream begins as if its kernels were long, and has thousands after
+ * some thirty fences if they are short. A queue that stood still for seconds says nothing about kernels, so no more
+ * than two windows are remembered. */
+enum { FADING = 4, LONGEST_WINDOWS = 2 };
 
-void window_reset(struct vc_window *window) { window->allowed = 1; }
+void window_reset(struct vc_window *window) { *window = (struct vc_window){.allowed = 1, .each_ns = VC_WINDOW_NS}; }
 
 void window_passed(struct vc_window *window, uint32_t outstanding, uint64_t delay_ns) {
-  uint64_t fit = (uint64_t)VC_WINDOW_NS * (outstanding != 0 ? outstanding : 1) / (delay_ns != 0 ? delay_ns : 1);
-  uint64_t most = (uint64_t)(window->allowed != 0 ? window->allowed : 1) * GROWTH;
-  if (fit > most) fit = most;
+  uint64_t each = delay_ns / (outstanding != 0 ? outstanding : 1), most = (uint64_t)LONGEST_WINDOWS * VC_WINDOW_NS;
+  uint64_t faded = window->each_ns - window->each_ns / FADING;
+  if (each < faded) each = faded;
+  window->each_ns = each < most ? each : most;
+  uint64_t fit = (uint64_t)VC_WINDOW_NS / (window->each_ns != 0 ? window->each_ns : 1);
   if (fit > VC_WINDOW_MAX) fit = VC_WINDOW_MAX;
   window->allowed = fit != 0 ? (uint32_t)fit : 1;
 }

@@ -193,6 +193,7 @@ int64_t poll_charge(uint64_t passed_ns, int before, int now, uint32_t company, u
 enum { VC_WINDOW_NS = 20000000, VC_WINDOW_MAX = 65536 };
 struct vc_window {
   uint32_t allowed;
+  uint64_t each_ns; /* the longest that a launch took lately, faded */
 };
 void window_reset(struct vc_window *window);
 /* A fence behind OUTSTANDING launches was passed DELAY_NS after it was set. */

@@ -159,9 +159,14 @@ def test_processes_that_come_and_go():
     assert got[1] == pytest.approx(60, abs=POINTS)
 
 
-MIXED = 16.0
-"""Points that several processes may take beyond their share by mixing kernels of less than a millisecond with such of
-more than twenty. Of 400 random schedules 13 took more than 4, none more than 14; docs/compute.md says it."""
+SEARCHED = 4.0
+"""Points over four seconds that a container may take from its neighbour or beyond its share. Of 7,000 random schedules
+none took more than 3.4 from one that always has work."""
+BESIDE_PAUSES = 6.0
+"""Points that one may have beyond its share where the processes of its neighbour have kernels of less than a
+millisecond and pauses: the samples show each of them for a tick, so they seem to have had more of the GPU than they
+had. The neighbour is charged too much, and the other given back too much. Of 4,000 schedules 4 gave more than 4, none
+more than 5.8. docs/compute.md says it."""
 
 SEARCH = (Phase.explicit, Phase.reuse, Phase.generate)
 """Each example is seconds of simulated time: a counterexample is shown as it was found, not made small."""
@@ -195,21 +200,44 @@ def test_no_schedule_breaks_or_starves(plan: list[tuple[int, list[Work], int]], 
     gpu.run(4)
     for each, base in zip(containers, before, strict=True):
         got = (each.served() - base) / 4e7
-        assert got <= each.share + MIXED
+        assert got <= each.share + SEARCHED
         assert all(process.finished for process in each.processes)
 
 
 @settings(max_examples=8, phases=SEARCH)
 @given(pieces, st.integers(20, 80), st.integers(1, 4), st.integers(0, 9))
 def test_no_neighbour_takes_a_share_away(hostile, share, processes, seed):
-    """Whatever the neighbour does, one that always has work gets its share, but for what such a mixture takes."""
+    """Whatever the neighbour does, one that always has work gets its share."""
     ours = Container(share, [Process(small())])
     theirs = Container(100 - share, [Process(itertools.cycle(hostile)) for _ in range(processes)])
     gpu = SimulatedGpu([ours, theirs], seed=seed)
     gpu.run(1)
     before = ours.served()
     gpu.run(4)
-    assert share - MIXED <= (ours.served() - before) / 4e7 <= share + 2 * POINTS
+    assert share - SEARCHED <= (ours.served() - before) / 4e7 <= share + BESIDE_PAUSES
+
+
+SHORT, LENGTHY = (MS // 4, -1), (40 * MS, -1)
+
+
+@pytest.mark.parametrize(
+    "share, processes, hostile, seed",
+    [
+        (61, 3, [LENGTHY, LENGTHY, SHORT, SHORT], 60),
+        (59, 4, [SHORT, LENGTHY, SHORT], 68),
+        (75, 2, [LENGTHY, SHORT, SHORT, SHORT], 114),
+        (75, 1, [SHORT, LENGTHY, SHORT, LENGTHY, SHORT], 236),
+    ],
+)
+def test_short_kernels_between_long_ones_take_no_share_away(share, processes, hostile, seed):
+    """These took 9 to 16 points while the window of a stream followed its last kernel."""
+    ours = Container(share, [Process(small())])
+    theirs = Container(100 - share, [Process(itertools.cycle(hostile)) for _ in range(processes)])
+    gpu = SimulatedGpu([ours, theirs], seed=seed)
+    gpu.run(1)
+    before = ours.served()
+    gpu.run(4)
+    assert (ours.served() - before) / 4e7 == pytest.approx(share, abs=SEARCHED)
 
 
 @pytest.mark.parametrize("piece", [MS // 4, MS, 5 * MS, 20 * MS, 40 * MS])
