@@ -21,20 +21,23 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from gigaslice.dataset.image import plan
 from gigaslice.dataset_node.mounts.linux import LinuxMounts
-from tests.bench.dataset_fetch import DELAY, make_tree
+from tests.bench.dataset_fetch import DELAY, SIZE, make_tree
 from tests.bench.dataset_image import as_image, listed
 from tests.bench.scratch import load, own_mounts, scratch, spread
 from tests.bench.svg import bars
 
 PLOT = Path(__file__).resolve().parents[2] / "docs/dataset-reading.svg"
-_SLICE = 250
+_TURN = 250
 _DIRECT = 4000  # files that are read from the source for one figure
 _WORKERS = (1, 8)
+
+T = TypeVar("T")
 
 
 def read_all(root: Path, names: Sequence[str]) -> None:
@@ -46,24 +49,30 @@ def read_all(root: Path, names: Sequence[str]) -> None:
         os.close(fd)
 
 
-def in_turns(one: Path, other: Path, names: Sequence[str]) -> tuple[float, float, float, float]:
-    """Wall and CPU seconds of an epoch on ONE, and on OTHER, which take turns."""
+def in_turns(
+    first: Path,
+    second: Path,
+    names: Sequence[T],
+    turn: int = _TURN,
+    read: Callable[[Path, Sequence[T]], None] = read_all,
+) -> tuple[float, float, float, float]:
+    """Wall and CPU seconds of an epoch on FIRST, and on SECOND, which take turns of so many files."""
     spent = [0.0] * 4
-    for at in range(0, len(names), _SLICE):
-        both = [(one, 0), (other, 2)]
-        for root, index in both if at // _SLICE % 2 else reversed(both):
+    for at in range(0, len(names), turn):
+        both = [(first, 0), (second, 2)]
+        for root, index in both if at // turn % 2 else reversed(both):
             wall, cpu = time.perf_counter(), time.process_time()
-            read_all(root, names[at : at + _SLICE])
+            read(root, names[at : at + turn])
             spent[index] += time.perf_counter() - wall
             spent[index + 1] += time.process_time() - cpu
     return spent[0], spent[1], spent[2], spent[3]
 
 
-def shuffled(names: Sequence[str], seed: int) -> list[str]:
+def shuffled(names: Sequence[T], seed: int) -> list[T]:
     """Another order of all."""
-    found = list(names)
-    random.Random(seed).shuffle(found)
-    return found
+    order = list(names)
+    random.Random(seed).shuffle(order)
+    return order
 
 
 def dropped(path: Path) -> None:
@@ -103,10 +112,10 @@ def _loop_mount(image: Path, where: Path) -> None:
         subprocess.run(["losetup", "--detach", device], check=True)
 
 
-def make_ext4(source: Path, image: Path, files: int) -> None:
-    """An ext4 file system with the files of SOURCE."""
+def make_ext4(source: Path, image: Path, files: int, size: int = SIZE) -> None:
+    """An ext4 file system with the files of SOURCE, which have SIZE bytes each."""
     with image.open("wb") as file:
-        file.truncate(files * (24 << 10) + (64 << 20))
+        file.truncate(files * (size + size // 8 + (8 << 10)) + (64 << 20))
     command = [
         "mkfs.ext4",
         "-q",
