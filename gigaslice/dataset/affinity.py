@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 from gigaslice.dataset.eviction import room_for
 
-__all__ = ["Held", "NodeDatasets", "Requested", "bytes_share", "normalised", "paper_score", "weighed"]
+__all__ = [
+    "HeldDataset",
+    "NodeDatasets",
+    "RequestedDataset",
+    "bytes_share",
+    "normalised",
+    "paper_score",
+    "weighed",
+]
 
 _EVICTED_WEIGHT = 0.25
 """What deleting a byte of another dataset costs against fetching one: the next pod that asks for it fetches it again,
@@ -25,7 +33,7 @@ _UNUSED_WEIGHT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Requested:
+class RequestedDataset:
     """A dataset that a pod asks for.
 
     name: its source, canonical. digest: of its listing; empty where the newest is meant and no node has told it. bytes:
@@ -39,7 +47,7 @@ class Requested:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldDataset:
     """A dataset that a node has, or is fetching."""
 
     name: str
@@ -53,18 +61,18 @@ class Held:
 class NodeDatasets:
     """The cache of a node. free: bytes that a new dataset finds without deleting another."""
 
-    held: tuple[Held, ...] = ()
+    held: tuple[HeldDataset, ...] = ()
     free: int = 0
 
-    def find(self, requested: Requested) -> Held | None:
+    def find(self, requested: RequestedDataset) -> HeldDataset | None:
         """The dataset that answers a request: of its name, and of its digest where one is given."""
-        for one in self.held:
-            if one.name == requested.name and requested.digest in ("", one.digest):
-                return one
+        for dataset in self.held:
+            if dataset.name == requested.name and requested.digest in ("", dataset.digest):
+                return dataset
         return None
 
 
-def paper_score(requested: Sequence[Requested] | None, node: NodeDatasets | None) -> int:
+def paper_score(requested: Sequence[RequestedDataset] | None, node: NodeDatasets | None) -> int:
     """The published score before normalisation.
 
     Args:
@@ -77,14 +85,14 @@ def paper_score(requested: Sequence[Requested] | None, node: NodeDatasets | None
     """
     if not requested or node is None:
         return 0
-    for one in requested:
-        if one.update:
-            old = next((held for held in node.held if held.name == one.name and not held.fetching), None)
+    for dataset in requested:
+        if dataset.update:
+            old = next((held for held in node.held if held.name == dataset.name and not held.fetching), None)
             if old is None or old.in_use:
                 return 0
         else:
-            found = node.find(one)
-            if found is None or found.fetching:
+            present = node.find(dataset)
+            if present is None or present.fetching:
                 return 0
     return len(requested)
 
@@ -95,7 +103,7 @@ def normalised(raw: Mapping[str, int]) -> dict[str, int]:
     return {node: 100 * score // best if best > 0 else 0 for node, score in raw.items()}
 
 
-def bytes_share(requested: Sequence[Requested], node: NodeDatasets) -> float:
+def bytes_share(requested: Sequence[RequestedDataset], node: NodeDatasets) -> float:
     """The share of a pod's dataset bytes that a node need not fetch, less what it would have to delete for the rest.
 
     A dataset of unknown size counts as the mean of the others.
@@ -105,18 +113,18 @@ def bytes_share(requested: Sequence[Requested], node: NodeDatasets) -> float:
     """
     if not requested:
         return 0.0
-    found = [node.find(one) for one in requested]
+    present = [node.find(dataset) for dataset in requested]
     sizes = [
-        float(held.bytes if held is not None and held.bytes else one.bytes)
-        for one, held in zip(requested, found, strict=True)
+        float(held.bytes if held is not None and held.bytes else dataset.bytes)
+        for dataset, held in zip(requested, present, strict=True)
     ]
-    known = [size for size in sizes if size > 0]
-    mean = sum(known) / len(known) if known else 1.0
+    known_sizes = [size for size in sizes if size > 0]
+    mean = sum(known_sizes) / len(known_sizes) if known_sizes else 1.0
     sizes = [size or mean for size in sizes]
     asked = sum(sizes)
-    missing = sum(size for size, held in zip(sizes, found, strict=True) if held is None)
+    missing = sum(size for size, held in zip(sizes, present, strict=True) if held is None)
     share = (asked - missing) / asked
-    evicted = max(0, room_for(int(missing)) - max(0, node.free)) if missing and known else 0
+    evicted = max(0, room_for(int(missing)) - max(0, node.free)) if missing and known_sizes else 0
     return max(0.0, share - _EVICTED_WEIGHT * min(1.0, evicted / asked))
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-__all__ = ["Cached", "idle_since", "room_for", "to_evict"]
+__all__ = ["EvictionCandidate", "idle_since", "room_for", "to_evict"]
 
 
 @dataclass(frozen=True, slots=True)
-class Cached:
+class EvictionCandidate:
     """One dataset of the cache.
 
     size: bytes that deleting it gives back. last_used: seconds; the end of its last use. in_use: it is mounted, or a
@@ -33,7 +33,7 @@ def room_for(size: int) -> int:
     return (6 * size + 4) // 5
 
 
-def to_evict(free: int, cached: Iterable[Cached], size: int) -> tuple[str, ...] | None:
+def to_evict(free: int, cached: Iterable[EvictionCandidate], size: int) -> tuple[str, ...] | None:
     """Chooses what is deleted for a new dataset.
 
     Args:
@@ -46,15 +46,20 @@ def to_evict(free: int, cached: Iterable[Cached], size: int) -> tuple[str, ...] 
     """
     missing = room_for(size) - free
     chosen: list[str] = []
-    for one in sorted((one for one in cached if not one.in_use), key=lambda one: (one.last_used, one.name)):
+    for dataset in sorted(
+        (dataset for dataset in cached if not dataset.in_use),
+        key=lambda dataset: (dataset.last_used, dataset.name),
+    ):
         if missing <= 0:
             break
-        chosen.append(one.name)
-        missing -= one.size
+        chosen.append(dataset.name)
+        missing -= dataset.size
     return None if missing > 0 else tuple(chosen)
 
 
-def idle_since(cached: Collection[Cached], before: float) -> tuple[str, ...]:
+def idle_since(cached: Collection[EvictionCandidate], before: float) -> tuple[str, ...]:
     """Names of what is not in use and was last used before that time, the longest unused first."""
-    idle = [one for one in cached if not one.in_use and one.last_used < before]
-    return tuple(one.name for one in sorted(idle, key=lambda one: (one.last_used, one.name)))
+    idle = [dataset for dataset in cached if not dataset.in_use and dataset.last_used < before]
+    return tuple(
+        dataset.name for dataset in sorted(idle, key=lambda dataset: (dataset.last_used, dataset.name))
+    )

@@ -103,13 +103,13 @@ class Listing:
                 stands twice, or is below what is no directory; a size that is negative or beyond the limit; a link
                 that leads, or could lead, out of the dataset; more entries or bytes than LIMITS allow.
         """
-        building = _Building(limits)
+        building = _ListingBuilder(limits)
         building.add_all(entries)
         return building.done()
 
     def layout_digest(self) -> builtins.bytes:
         """The digest of paths, kinds, sizes and targets alone: of what an image's layout follows from."""
-        return hasher(_encoded(one._replace(version="") for one in self.entries)).digest()
+        return hasher(_encoded(entry._replace(version="") for entry in self.entries)).digest()
 
     def encoded(self) -> builtins.bytes:
         """The listing as bytes; their BLAKE3 is `digest`."""
@@ -129,7 +129,7 @@ class Listing:
 
 
 @dataclass(slots=True)
-class _Building:
+class _ListingBuilder:
     limits: Limits
     entries: list[Entry] = field(default_factory=list)
     parents: dict[bytes, None] = field(default_factory=dict)  # a set that keeps one object per path
@@ -277,10 +277,10 @@ def _encoded(entries: Iterable[Entry]) -> bytes:
 
 def _digest(entries: Sequence[Entry]) -> bytes:
     """The BLAKE3 of `_encoded`, of which a part at a time is in memory."""
-    made = hasher(_HEAD)
+    digest = hasher(_HEAD)
     for at in range(0, len(entries), _CHECK):
-        made.update(_encoded(entries[at : at + _CHECK])[len(_HEAD) :])
-    return made.digest()
+        digest.update(_encoded(entries[at : at + _CHECK])[len(_HEAD) :])
+    return digest.digest()
 
 
 def _decoded(data: bytes, limits: Limits) -> Iterator[Entry]:

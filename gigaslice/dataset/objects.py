@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from gigaslice.dataset.affinity import Held, NodeDatasets
+from gigaslice.dataset.affinity import HeldDataset, NodeDatasets
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.kube.fields import object_at, objects_at, strings_at, text_at
@@ -127,11 +127,11 @@ class CachedDataset:
     @property
     def names(self) -> tuple[str, ...]:
         """All sources that it may be asked for by."""
-        return (self.source, *(one for one in self.requested if one != self.source))
+        return (self.source, *(source for source in self.requested if source != self.source))
 
     def used_by(self, name: str) -> DatasetUse | None:
         """The use by the Dataset NAME; None where there is none."""
-        return next((one for one in self.uses if one.name == name), None)
+        return next((use for use in self.uses if use.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,9 @@ class DatasetNode:
 
     def document(self) -> dict[str, Any]:
         """The object for the API. Of too many datasets the longest unused are left out."""
-        shown = sorted(self.datasets, key=lambda one: (not one.in_use, -one.last_used, one.key))[:_MOST_SHOWN]
+        shown = sorted(
+            self.datasets, key=lambda dataset: (not dataset.in_use, -dataset.last_used, dataset.key)
+        )[:_MOST_SHOWN]
         return {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": "DatasetNode",
@@ -159,16 +161,20 @@ class DatasetNode:
                 "budgetBytes": self.budget,
                 "freeBytes": self.free,
                 **({"renewTime": _time_text(self.renewed)} if self.renewed else {}),
-                "datasets": [_cached_document(one) for one in sorted(shown, key=lambda one: one.key)],
+                "datasets": [
+                    _cached_document(dataset) for dataset in sorted(shown, key=lambda dataset: dataset.key)
+                ],
             },
         }
 
     def for_scheduling(self) -> NodeDatasets:
         """The same for the affinity score."""
         held = (
-            Held(name, one.digest, one.bytes, one.in_use, fetching=one.state != "Ready")
-            for one in self.datasets
-            for name in one.names
+            HeldDataset(
+                name, dataset.digest, dataset.bytes, dataset.in_use, fetching=dataset.state != "Ready"
+            )
+            for dataset in self.datasets
+            for name in dataset.names
         )
         return NodeDatasets(tuple(held), self.free)
 
@@ -180,7 +186,7 @@ def parse_dataset(document: Mapping[str, Any]) -> DatasetObject:
         RequestError: What the schema of the API cannot refuse, such as a source that is none, with what to write.
     """
     metadata, spec = object_at(document, "metadata"), object_at(document, "spec")
-    namespace, name, uid = (text_at(metadata, one) for one in ("namespace", "name", "uid"))
+    namespace, name, uid = (text_at(metadata, field) for field in ("namespace", "name", "uid"))
     if not namespace or not name:
         raise RequestError("a Dataset needs a name and a namespace")
     who = f"Dataset {namespace}/{name}"
@@ -229,10 +235,12 @@ def parse_dataset_node(document: Mapping[str, Any]) -> DatasetNode:
         raise ValueError("a DatasetNode has no name")
     status = object_at(document, "status")
     entries = status.get("datasets")
-    found = tuple(_cached(one) for one in (entries if isinstance(entries, list) else ()))
+    datasets = tuple(_cached(entry) for entry in (entries if isinstance(entries, list) else ()))
     budget, free = _whole(status, "budgetBytes"), _whole(status, "freeBytes")
     renewed = _unix_time(text_at(status, "renewTime"))
-    return DatasetNode(name, budget, free, tuple(one for one in found if one is not None), renewed)
+    return DatasetNode(
+        name, budget, free, tuple(dataset for dataset in datasets if dataset is not None), renewed
+    )
 
 
 def _cached(entry: object) -> CachedDataset | None:
@@ -251,7 +259,7 @@ def _cached(entry: object) -> CachedDataset | None:
         entry.get("inUse") is True,
         float(_whole(entry, "lastUsed")),
         strings_at(entry, "pods"),
-        tuple(_use(one) for one in objects_at(entry, "uses")),
+        tuple(_use(use) for use in objects_at(entry, "uses")),
         strings_at(entry, "requestedSources")[:MOST_REQUESTED],
     )
 
@@ -260,19 +268,19 @@ def _use(entry: Mapping[str, Any]) -> DatasetUse:
     return DatasetUse(text_at(entry, "name"), strings_at(entry, "pods"))
 
 
-def _cached_document(one: CachedDataset) -> dict[str, Any]:
+def _cached_document(dataset: CachedDataset) -> dict[str, Any]:
     return {
-        "key": one.key,
-        "source": one.source,
-        "digest": one.digest,
-        "bytes": one.bytes,
-        "state": one.state,
-        "fetchedBytes": one.fetched,
-        "inUse": one.in_use,
-        "lastUsed": int(one.last_used),
-        "pods": list(one.pods),
-        "uses": [{"name": use.name, "pods": list(use.pods)} for use in one.uses],
-        **({"requestedSources": list(one.requested)} if one.requested else {}),
+        "key": dataset.key,
+        "source": dataset.source,
+        "digest": dataset.digest,
+        "bytes": dataset.bytes,
+        "state": dataset.state,
+        "fetchedBytes": dataset.fetched,
+        "inUse": dataset.in_use,
+        "lastUsed": int(dataset.last_used),
+        "pods": list(dataset.pods),
+        "uses": [{"name": use.name, "pods": list(use.pods)} for use in dataset.uses],
+        **({"requestedSources": list(dataset.requested)} if dataset.requested else {}),
     }
 
 
@@ -299,5 +307,5 @@ def _texts(document: Mapping[str, Any], key: str) -> dict[str, str]:
 
 
 def _whole(document: Mapping[str, Any], key: str) -> int:
-    found = document.get(key)
-    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else 0
+    number = document.get(key)
+    return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else 0

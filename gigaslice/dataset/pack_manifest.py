@@ -69,7 +69,7 @@ class PackManifest:
             "bytes": self.bytes,
             "image": {"file": self.image, "size": self.size, "blake3": self.image_digest},
             "listing": {"file": self.listing, "size": self.listing_size, "blake3": self.listing_digest},
-            "parts": [asdict(one) for one in self.ranges],
+            "parts": [asdict(part) for part in self.ranges],
         }
         return json.dumps(document, indent=1) + "\n"
 
@@ -100,15 +100,17 @@ class PackManifest:
 def _checked(document: Mapping[str, Any]) -> PackManifest:
     image, listing = document["image"], document["listing"]
     parts = tuple(
-        PackRange(_count(one["offset"]), _count(one["size"]), _count(one["files"]), _digest(one["blake3"]))
-        for one in document["parts"]
+        PackRange(
+            _count(part["offset"]), _count(part["size"]), _count(part["files"]), _digest(part["blake3"])
+        )
+        for part in document["parts"]
     )
     size = _count(image["size"])
     end = 0
-    for one in parts:
-        if one.offset != end or not one.size:
+    for part in parts:
+        if part.offset != end or not part.size:
             raise ValueError("parts with gaps")
-        end += one.size
+        end += part.size
     if end != size:
         raise ValueError("parts that are not the image")
     return PackManifest(

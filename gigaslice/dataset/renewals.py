@@ -37,7 +37,7 @@ def is_stale(renewed: float, unix: float) -> bool:
     return _age(renewed, unix) > STALE_SECONDS
 
 
-class _Seen(NamedTuple):
+class _Renewal(NamedTuple):
     renewed: float
     since: float
 
@@ -46,15 +46,15 @@ class Renewals:
     """What a reader that watches the objects knows of their times. NOW is of a clock that nobody sets."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _Renewal] = {}
 
     def note(self, node: str, renewed: float, now: float, unix: float) -> None:
         """Takes the time of an object, which may be the same as before. RENEWED: 0 where it has none."""
-        known = self._seen.get(node)
-        if known is None:
-            self._seen[node] = _Seen(renewed, now - _age(renewed, unix))
-        elif known.renewed != renewed:
-            self._seen[node] = _Seen(renewed, now)
+        renewal = self._seen.get(node)
+        if renewal is None:
+            self._seen[node] = _Renewal(renewed, now - _age(renewed, unix))
+        elif renewal.renewed != renewed:
+            self._seen[node] = _Renewal(renewed, now)
 
     def drop(self, node: str) -> None:
         """Forgets an object that is gone."""
@@ -62,8 +62,8 @@ class Renewals:
 
     def unchanged(self, node: str, now: float) -> float:
         """Returns for how many seconds the time of an object has been the same; 0 where it has none."""
-        known = self._seen.get(node)
-        return now - known.since if known is not None and known.renewed else 0.0
+        renewal = self._seen.get(node)
+        return now - renewal.since if renewal is not None and renewal.renewed else 0.0
 
     def stale(self, node: str, now: float) -> bool:
         """Whether what an object says does not count any more."""
@@ -72,4 +72,4 @@ class Renewals:
     def all_stale(self, now: float) -> list[str]:
         """Returns the nodes whose objects are stale."""
         before = now - STALE_SECONDS
-        return [node for node, seen in self._seen.items() if seen.since < before and seen.renewed]
+        return [node for node, renewal in self._seen.items() if renewal.since < before and renewal.renewed]

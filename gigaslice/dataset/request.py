@@ -80,12 +80,12 @@ class VolumeRequest:
     @property
     def directories(self) -> tuple[str, ...]:
         """The directories of a volume of several datasets."""
-        return tuple(one.directory for one in self.datasets if one.directory)
+        return tuple(dataset.directory for dataset in self.datasets if dataset.directory)
 
     @property
     def name(self) -> str:
         """For people."""
-        return ", ".join(one.name for one in self.datasets)
+        return ", ".join(dataset.name for dataset in self.datasets)
 
 
 def parse_attributes(attributes: Mapping[str, str]) -> VolumeRequest:
@@ -97,7 +97,7 @@ def parse_attributes(attributes: Mapping[str, str]) -> VolumeRequest:
     given = {key: value.strip() for key, value in attributes.items() if not key.startswith(_KUBELETS)}
     for key in given:
         _check_key(key)
-    names = [one.strip() for one in given.get("dataset", "").split(",") if one.strip()]
+    names = [name.strip() for name in given.get("dataset", "").split(",") if name.strip()]
     sources = {key.partition(".")[2]: given[key] for key in sorted(given) if key.startswith("source.")}
     if "source" in given and (names or sources):
         raise RequestError(
@@ -111,20 +111,20 @@ def parse_attributes(attributes: Mapping[str, str]) -> VolumeRequest:
     check = _choice(Check, "check", given["check"], Check.LISTING) if "check" in given else None
     if given.get("source"):
         spec = SourceSpec.parse(given["source"], _pairs("options", given.get("options", "")))
-        found = [DatasetRequest(spec.canonical, spec=spec)]
+        datasets = [DatasetRequest(spec.canonical, spec=spec)]
     else:
-        found = _several(names, sources, given)
-    inline = [one.name for one in found if one.spec is not None]
+        datasets = _several(names, sources, given)
+    inline = [dataset.name for dataset in datasets if dataset.spec is not None]
     if check in (Check.PINNED, Check.NEVER) and inline:
         raise RequestError(
             f"check: {check.value} is for Dataset objects, and {inline[0]} is a source; leave check out, so that the "
             "source is listed, or make a Dataset object"
         )
     if mode is Mode.LOCAL:
-        for one in found:
-            if one.spec is not None:
-                check_local(one.spec)
-    return VolumeRequest(tuple(found), mode, check)
+        for dataset in datasets:
+            if dataset.spec is not None:
+                check_local(dataset.spec)
+    return VolumeRequest(tuple(datasets), mode, check)
 
 
 def check_local(spec: SourceSpec) -> None:
@@ -188,10 +188,10 @@ def _check_key(key: str) -> None:
 def _choice(kind: type[E], name: str, text: str | None, default: E) -> E:
     if text is None:
         return default
-    for one in kind:
-        if one.value == text:
-            return one
-    values = [str(one.value) for one in kind]
+    for member in kind:
+        if member.value == text:
+            return member
+    values = [str(member.value) for member in kind]
     near = difflib.get_close_matches(text, values, n=1)
     hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(values)}"
     raise RequestError(f'{name} is "{plain(text)[:80]}"; {hint}')
@@ -199,10 +199,10 @@ def _choice(kind: type[E], name: str, text: str | None, default: E) -> E:
 
 def _pairs(key: str, text: str) -> dict[str, str]:
     """Options written as "a=b,c=d"; a name alone is "true", as mount options are."""
-    found: dict[str, str] = {}
-    for one in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = one.partition("=")
-        if name.strip() in found:
+    pairs: dict[str, str] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = pair.partition("=")
+        if name.strip() in pairs:
             raise RequestError(f"{key} has {plain(name)[:80]} twice; write it once")
-        found[name.strip()] = value.strip() or "true"
-    return found
+        pairs[name.strip()] = value.strip() or "true"
+    return pairs

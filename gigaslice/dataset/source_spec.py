@@ -134,13 +134,13 @@ class SourceSpec:
             RequestError: As `parse`, or variables that are missing or say two things.
         """
         whole, kind, server, path, options = (environment.get(name, "").strip() for name in ENVIRONMENT)
-        found = _pairs(options)
+        parsed_options = _pairs(options)
         if whole:
             if kind or server or path:
                 raise RequestError(
                     "DATASET_SOURCE is set together with DATASET_TYPE, _SERVER or _PATH; set the one or the others"
                 )
-            return SourceSpec.parse(whole, found)
+            return SourceSpec.parse(whole, parsed_options)
         kind = kind.lower()
         if not kind or not (server or path):
             raise RequestError(
@@ -148,10 +148,10 @@ class SourceSpec:
                 "DATASET_SERVER and DATASET_PATH"
             )
         if _SCHEMES.get(kind, kind) == "file" and not server:
-            return SourceSpec.parse(path, found)
+            return SourceSpec.parse(path, parsed_options)
         if kind == "rclone":
-            return SourceSpec.parse(f"rclone:{server.removesuffix(':')}:{path}", found)
-        return SourceSpec.parse(f"{kind}://{server}/{path.lstrip('/')}", found)
+            return SourceSpec.parse(f"rclone:{server.removesuffix(':')}:{path}", parsed_options)
+        return SourceSpec.parse(f"{kind}://{server}/{path.lstrip('/')}", parsed_options)
 
     @property
     def server(self) -> str:
@@ -178,9 +178,9 @@ class SourceSpec:
     def canonical(self) -> str:
         """One text for every way to name this source: what a key is made of, and what is shown."""
         identity = _IDENTITY.get(self.kind, frozenset())
-        said = ",".join(f"{name}={value}" for name, value in self.options if name in identity)
+        shown_options = ",".join(f"{name}={value}" for name, value in self.options if name in identity)
         text = f"rclone:{self.location}" if self.kind == "rclone" else f"{self.kind}://{self.location}"
-        return f"{text}?{said}" if said else text
+        return f"{text}?{shown_options}" if shown_options else text
 
 
 def dataset_key(spec: SourceSpec, listing_digest: bytes) -> str:
@@ -190,15 +190,15 @@ def dataset_key(spec: SourceSpec, listing_digest: bytes) -> str:
 
     if len(listing_digest) != DIGEST_BYTES:
         raise ValueError(f"a listing's digest has {DIGEST_BYTES} bytes, not {len(listing_digest)}")
-    made = hasher(b"gigaslice dataset 1\n")
-    made.update(listing_digest)
-    made.update(spec.canonical.encode("utf-8", "surrogatepass"))
-    return made.hexdigest()
+    digest = hasher(b"gigaslice dataset 1\n")
+    digest.update(listing_digest)
+    digest.update(spec.canonical.encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def _segments(path: str, text: str) -> str:
     """PATH without empty and "." segments."""
-    kept = [one for one in path.split("/") if one not in ("", ".")]
+    kept = [segment for segment in path.split("/") if segment not in ("", ".")]
     if ".." in kept:
         raise RequestError(f'source {_shown(text)} has the segment ".."; write the path that is meant')
     return "/".join(kept)
@@ -245,7 +245,7 @@ def _goes_up(path: str) -> bool:
     """Whether a server could take a segment of PATH as "..": decoded once or more often, or with parameters."""
     while (decoded := unquote(path)) != path:
         path = decoded
-    return any(one.partition(";")[0].strip() == ".." for one in re.split(r"[/\\]", path))
+    return any(segment.partition(";")[0].strip() == ".." for segment in re.split(r"[/\\]", path))
 
 
 def _rclone(text: str) -> str:
@@ -260,14 +260,14 @@ def _rclone(text: str) -> str:
 
 
 def _options(kind: str, options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    known = _IDENTITY.get(kind, frozenset()) | _READING.get(kind, frozenset()) | _ANY_KIND
+    allowed = _IDENTITY.get(kind, frozenset()) | _READING.get(kind, frozenset()) | _ANY_KIND
     kept: dict[str, str] = {}
     if (length := sum(len(name) + len(value) for name, value in options.items())) > MOST_TEXT:
         raise RequestError(f"the source's options have {length} characters, and may have {MOST_TEXT}")
     for raw, value in options.items():
         name = raw.strip().lower().replace("-", "_")
-        if name not in known:
-            raise RequestError(_no_option(kind, name, known))
+        if name not in allowed:
+            raise RequestError(_no_option(kind, name, allowed))
         if plain(value) != value or "," in value:
             raise RequestError(
                 f"option {name} of a {kind} source has characters that it cannot have: {_shown(value)}"
@@ -306,29 +306,29 @@ def _check_server(kind: str, server: str, text: str) -> None:
     if kind not in _WEB_KINDS | _SHARE_KINDS:
         return
     try:
-        for one in server.split(",") if kind == "hdfs" else (server,):
-            ServerAddress.parse(one)
+        for address in server.split(",") if kind == "hdfs" else (server,):
+            ServerAddress.parse(address)
     except ValueError:
         raise RequestError(
             f"source {_shown(text)} has no server; write it as {kind}://host/path or {kind}://host:port/path"
         ) from None
 
 
-def _no_option(kind: str, name: str, known: Iterable[str]) -> str:
+def _no_option(kind: str, name: str, allowed: Iterable[str]) -> str:
     if _SECRETS.search(name):
         return f"option {plain(name)} looks like a credential; it goes into the Secret of the volume"
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+    near = difflib.get_close_matches(name, allowed, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(allowed))}"
     return f"a {kind} source has no option {_shown(name)}; {hint}"
 
 
 def _pairs(text: str) -> dict[str, str]:
     """Options written as "a=b,c=d"; a name alone is "true", as mount options are."""
-    found: dict[str, str] = {}
-    for one in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = one.partition("=")
-        found[name.strip()] = value.strip() or "true"
-    return found
+    pairs: dict[str, str] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = pair.partition("=")
+        pairs[name.strip()] = value.strip() or "true"
+    return pairs
 
 
 def _no_kind(text: str, kind: str) -> str:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from gigaslice.dataset.errors import DatasetError, RequestError
-from gigaslice.dataset_node.store import DatasetStore, Stored, Volume
-from gigaslice.dataset_node.tasks.tasks import StillFetching, Tasks, volume_name
+from gigaslice.dataset_node.store import DatasetStore, StoredDataset, Volume
 from gigaslice.dataset_node.tasks.threads import Threads
+from gigaslice.dataset_node.tasks.volume_tasks import StillFetching, VolumeTasks, volume_name
 from gigaslice.errors import ControlError, GigasliceError
 from gigaslice.kube.fields import object_at, strings_at
 from gigaslice.runtime.local_sockets import Answer, LineServer
@@ -46,7 +46,7 @@ class CommandServer:
     """
 
     def __init__(
-        self, tasks: Tasks, store: DatasetStore, root: Path, waits: Path, *, threads: Threads
+        self, tasks: VolumeTasks, store: DatasetStore, root: Path, waits: Path, *, threads: Threads
     ) -> None:
         self._tasks = tasks
         self._store = store
@@ -82,21 +82,21 @@ class CommandServer:
     async def _ps(self) -> dict[str, Any]:
         stored = await self._threads.run(self._store.stored)
         room = await self._threads.run(self._store.room)
-        flights = {
-            stage.about.key: stage
+        statuses = {
+            status.metadata.key: status
             for task in self._tasks.tasks
-            for stage in task.stages
-            if stage.about is not None
+            for status in task.statuses
+            if status.metadata is not None
         }
         return {
             "room": max(0, room),
             "trash": await self._threads.run(lambda: self._store.trash_bytes),
-            "datasets": [_dataset(one, flights) for one in stored],
+            "datasets": [_dataset(dataset, statuses) for dataset in stored],
             "tasks": [
                 {
                     "pod": f"{task.volume.namespace}/{task.volume.pod}",
                     "volume": volume_name(task.volume),
-                    "datasets": [one.name for one in task.stages],
+                    "datasets": [status.name for status in task.statuses],
                     "early": task.early,
                     "state": "failed" if not task.running and task.failure is not None else "running",
                     "detail": plain(task.text()),
@@ -111,15 +111,15 @@ class CommandServer:
         keys: list[str] = []
         refused: dict[str, str] = {}
         for name in strings_at(asked, "names"):
-            found = [one.about.key for one in stored if _named(one, name)]
-            keys += found
-            if not found:
+            matching = [dataset.metadata.key for dataset in stored if _named(dataset, name)]
+            keys += matching
+            if not matching:
                 refused[name] = "no dataset of this node has this name; `gigaslice dataset ps` shows them"
         seconds = asked.get("idle_seconds")
         if isinstance(seconds, int | float) and not isinstance(seconds, bool):
             keys += await self._threads.run(self._store.idle, float(seconds))
-        sources = {one.about.key: one.about.source for one in stored}
-        sizes = {one.about.key: one.about.size for one in stored}
+        sources = {dataset.metadata.key: dataset.metadata.source for dataset in stored}
+        sizes = {dataset.metadata.key: dataset.metadata.size for dataset in stored}
         kept = await self._threads.run(self._store.evict, list(dict.fromkeys(keys)))
         gone = [key for key in dict.fromkeys(keys) if key not in kept]
         self._log.info("evicted on request", datasets=len(gone))
@@ -150,11 +150,11 @@ class CommandServer:
     def _share(self, volume_id: str) -> float:
         for task in self._tasks.tasks:
             if task.volume.id == volume_id:
-                return sum(one.fraction for one in task.stages) / max(1, len(task.stages))
+                return sum(status.fraction for status in task.statuses) / max(1, len(task.statuses))
         return 0.0
 
     def _volume(self, asked: Mapping[str, Any]) -> Volume:
-        uid, namespace, pod = (str(asked.get(one, "")) for one in ("uid", "namespace", "pod"))
+        uid, namespace, pod = (str(asked.get(field, "")) for field in ("uid", "namespace", "pod"))
         name = str(asked.get("volume") or "data")
         if not _UID.fullmatch(uid):
             raise RequestError("POD_UID is not the UID of a pod; set it by fieldRef metadata.uid")
@@ -167,31 +167,33 @@ class CommandServer:
         return Volume(f"{WAIT_PREFIX}{uid}-{name}", target, uid, namespace, pod)
 
 
-def _named(one: Stored, name: str) -> bool:
-    about = one.about
-    return name in (about.key, about.source, about.requested) or (
-        len(name) >= 6 and about.key.startswith(name)
+def _named(dataset: StoredDataset, name: str) -> bool:
+    metadata = dataset.metadata
+    return name in (metadata.key, metadata.source, metadata.requested) or (
+        len(name) >= 6 and metadata.key.startswith(name)
     )
 
 
-def _dataset(one: Stored, flights: Mapping[str, Any]) -> dict[str, Any]:
-    about, stage = one.about, flights.get(one.about.key)
-    progress = stage.progress if stage is not None else None
-    state = "ready" if one.complete else "fetching" if progress is not None or one.waiting else "partial"
-    if one.complete and (one.holders or one.waiting):
+def _dataset(dataset: StoredDataset, statuses: Mapping[str, Any]) -> dict[str, Any]:
+    metadata, status = dataset.metadata, statuses.get(dataset.metadata.key)
+    progress = status.progress if status is not None else None
+    state = (
+        "ready" if dataset.complete else "fetching" if progress is not None or dataset.waiting else "partial"
+    )
+    if dataset.complete and (dataset.holders or dataset.waiting):
         state = "in use"
     return {
-        "key": about.key,
-        "source": about.source,
-        "bytes": about.size,
-        "files": about.files,
+        "key": metadata.key,
+        "source": metadata.source,
+        "bytes": metadata.size,
+        "files": metadata.files,
         "state": state,
-        "last_used": one.last_used,
-        "mounted": one.mounted,
-        "waiting": one.waiting,
-        "holders": sorted({f"{holder.namespace}/{holder.pod}" for holder in one.holders}),
-        "digest": about.digest,
-        "share": progress.fraction if progress is not None else 1.0 if one.complete else 0.0,
+        "last_used": dataset.last_used,
+        "mounted": dataset.mounted,
+        "waiting": dataset.waiting,
+        "holders": sorted({f"{holder.namespace}/{holder.pod}" for holder in dataset.holders}),
+        "digest": metadata.digest,
+        "share": progress.fraction if progress is not None else 1.0 if dataset.complete else 0.0,
         "bytes_per_second": progress.rate if progress is not None else 0.0,
         "eta_seconds": progress.eta if progress is not None else None,
     }

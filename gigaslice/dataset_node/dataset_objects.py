@@ -11,7 +11,7 @@ from typing import Any
 from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset.objects import may_be_named, parse_dataset
 from gigaslice.dataset.request import Check
-from gigaslice.dataset_node.tasks.seams import ResolvedDataset
+from gigaslice.dataset_node.tasks.protocols import ResolvedDataset
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient
 from gigaslice.kubeapi.dataset_paths import dataset_path
 
@@ -43,9 +43,9 @@ class ClusterDatasets:
                 f"there is no Dataset {home}/{short} that pods of namespace {namespace} may name "
                 f"(kubectl get datasets -n {home}); create it{hint}"
             )
-        found = parse_dataset(document)
+        dataset = parse_dataset(document)
         return ResolvedDataset(
-            found.source, Check(found.check), found.digest, home in self._trusted, f"{home}/{short}"
+            dataset.source, Check(dataset.check), dataset.digest, home in self._trusted, f"{home}/{short}"
         )
 
     async def _read(self, namespace: str, name: str) -> Mapping[str, Any] | None:

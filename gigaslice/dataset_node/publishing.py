@@ -24,9 +24,9 @@ from gigaslice.dataset.objects import (
     DatasetUse,
 )
 from gigaslice.dataset.renewals import RENEW_SECONDS
-from gigaslice.dataset_node.store import DatasetStore, Record, Stored
+from gigaslice.dataset_node.store import DatasetStore, StoredDataset, VolumeRecord
+from gigaslice.dataset_node.tasks.dataset_uses import DatasetUses
 from gigaslice.dataset_node.tasks.threads import Threads
-from gigaslice.dataset_node.tasks.uses import DatasetUses
 from gigaslice.kubeapi.client import APPLY_PATCH, NOT_FOUND, ApiFailure, KubeClient, object_path
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
@@ -44,7 +44,7 @@ _MANAGER = {"fieldManager": "gigaslice-dataset", "force": "true"}
 
 def node_document(
     node: str,
-    stored: Iterable[Stored],
+    stored: Iterable[StoredDataset],
     room: int,
     fetched: Mapping[str, int],
     uses: Mapping[str, tuple[DatasetUse, ...]] | None = None,
@@ -63,27 +63,31 @@ def node_document(
         texts: Returns the sources as pods have written them, by key.
     """
     datasets, used = [], 0
-    for one in stored:
-        about = one.about
-        used += about.size
-        if not one.complete and about.key not in fetched:
+    for dataset in stored:
+        metadata = dataset.metadata
+        used += metadata.size
+        if not dataset.complete and metadata.key not in fetched:
             continue
         datasets.append(
             CachedDataset(
-                about.key,
-                about.source,
-                about.listing,
-                about.size,
-                "Ready" if one.complete else "Fetching",
-                about.size if one.complete else fetched[about.key],
-                bool(one.holders or one.waiting),
-                float(int(one.last_used)),
-                tuple(sorted({f"{pod.namespace}/{pod.pod}" for pod in one.holders})),
-                (uses or {}).get(about.key, ()),
-                tuple(sorted({about.requested, *texts(about.key)} - {"", about.source})[:MOST_REQUESTED]),
+                metadata.key,
+                metadata.source,
+                metadata.listing,
+                metadata.size,
+                "Ready" if dataset.complete else "Fetching",
+                metadata.size if dataset.complete else fetched[metadata.key],
+                bool(dataset.holders or dataset.waiting),
+                float(int(dataset.last_used)),
+                tuple(sorted({f"{pod.namespace}/{pod.pod}" for pod in dataset.holders})),
+                (uses or {}).get(metadata.key, ()),
+                tuple(
+                    sorted({metadata.requested, *texts(metadata.key)} - {"", metadata.source})[
+                        :MOST_REQUESTED
+                    ]
+                ),
             )
         )
-    datasets.sort(key=lambda one: one.key)
+    datasets.sort(key=lambda dataset: dataset.key)
     return DatasetNode(node, used + room, max(0, room), tuple(datasets))
 
 
@@ -134,7 +138,7 @@ class NodePublisher:
         """Writes what has changed. Returns the seconds until it is looked at again."""
         fetched = self._fetched()
         stored, room, records = await self._threads.run(self._read)
-        uses = self._uses.shown(records, {one.about.key for one in stored})
+        uses = self._uses.shown(records, {dataset.metadata.key for dataset in stored})
         current = node_document(self._node, stored, room, fetched, uses, texts=self._uses.texts)
         if self._written is not None and not self._worth(current, now):
             return _SECONDS
@@ -153,13 +157,13 @@ class NodePublisher:
     async def _write(self, current: DatasetNode) -> None:
         """Writes it with the time; without, where the cluster has the definition of an older version."""
         path = object_path("apis", GROUP, VERSION, DATASET_NODES, self._node)
-        for one in (replace(current, renewed=self._unix()), current):
+        for document in (replace(current, renewed=self._unix()), current):
             try:
                 await self._client.request(
-                    "PATCH", path, _MANAGER, one.document(), APPLY_PATCH, seconds=_REQUEST_SECONDS
+                    "PATCH", path, _MANAGER, document.document(), APPLY_PATCH, seconds=_REQUEST_SECONDS
                 )
             except ApiFailure as failure:
-                if not one.renewed or _NO_TIME not in str(failure):
+                if not document.renewed or _NO_TIME not in str(failure):
                     raise
                 if self._reported.new("time", str(failure)):
                     self._log.warning(
@@ -168,7 +172,7 @@ class NodePublisher:
             else:
                 return
 
-    def _read(self) -> tuple[tuple[Stored, ...], int, tuple[Record, ...]]:
+    def _read(self) -> tuple[tuple[StoredDataset, ...], int, tuple[VolumeRecord, ...]]:
         return self._store.stored(), self._store.room(), tuple(self._store.records().values())
 
     def _worth(self, current: DatasetNode, now: float) -> bool:
@@ -189,5 +193,5 @@ def _without_progress(node: DatasetNode | None) -> DatasetNode | None:
         node,
         budget=node.budget >> 30,
         free=node.free >> 30,
-        datasets=tuple(replace(one, fetched=0) for one in node.datasets),
+        datasets=tuple(replace(dataset, fetched=0) for dataset in node.datasets),
     )

@@ -20,15 +20,16 @@ from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.control import WAIT_PREFIX, CommandServer
 from gigaslice.dataset_node.csi.driver import IdentityServicer, NodeServicer
 from gigaslice.dataset_node.csi.registration import CsiServer
-from gigaslice.dataset_node.fetching.flights import Flights
-from gigaslice.dataset_node.gate import GATE_DIRECTORY, Gate
+from gigaslice.dataset_node.fetching.single_flight import SingleFlight
 from gigaslice.dataset_node.metrics import METRICS
-from gigaslice.dataset_node.node_seams import Seams, node_seams
+from gigaslice.dataset_node.node_io import NodeIo, node_io
 from gigaslice.dataset_node.settings import DatasetSettings, admits
-from gigaslice.dataset_node.store import About, Budget, DatasetStore, Volume
-from gigaslice.dataset_node.tasks.kept import KeptRequests, in_memory
-from gigaslice.dataset_node.tasks.local import LocalMounts
-from gigaslice.dataset_node.tasks.seams import (
+from gigaslice.dataset_node.start_gate import GATE_DIRECTORY, StartGate
+from gigaslice.dataset_node.store import Budget, DatasetMetadata, DatasetStore, Volume
+from gigaslice.dataset_node.tasks.dataset_uses import DatasetUses
+from gigaslice.dataset_node.tasks.early_requests import EarlyRequests, in_memory
+from gigaslice.dataset_node.tasks.local_mounts import LocalMounts
+from gigaslice.dataset_node.tasks.protocols import (
     DatasetObjects,
     NoDatasetObjects,
     NoPods,
@@ -36,11 +37,10 @@ from gigaslice.dataset_node.tasks.seams import (
     Pods,
     Reporter,
 )
-from gigaslice.dataset_node.tasks.supply import DatasetCounters, Supply
-from gigaslice.dataset_node.tasks.task import TaskParts
-from gigaslice.dataset_node.tasks.tasks import Tasks
+from gigaslice.dataset_node.tasks.provisioner import DatasetCounters, DatasetProvisioner
 from gigaslice.dataset_node.tasks.threads import Threads
-from gigaslice.dataset_node.tasks.uses import DatasetUses
+from gigaslice.dataset_node.tasks.volume_task import TaskDependencies
+from gigaslice.dataset_node.tasks.volume_tasks import VolumeTasks
 from gigaslice.errors import GigasliceError
 from gigaslice.kubeapi.access import find_access
 from gigaslice.runtime import logs
@@ -64,7 +64,7 @@ class DatasetService:
 
     Args:
         settings: What the service was told.
-        seams: Mounts and sources.
+        io: Mounts and sources.
         version: Of this program.
         pods: Shows specifications of pods.
         reporter: Sends events.
@@ -74,7 +74,7 @@ class DatasetService:
     def __init__(
         self,
         settings: DatasetSettings,
-        seams: Seams,
+        io: NodeIo,
         version: str,
         *,
         pods: Pods | None = None,
@@ -89,31 +89,31 @@ class DatasetService:
         self._pod_directories = settings.kubelet_root / "pods"
         self.store = DatasetStore(
             settings.state_dir,
-            seams.mounts,
+            io.mounts,
             budget=Budget(settings.capacity, settings.keep_free),
             quotas=settings.quotas,
             default_quota=settings.quota,
-            unpack=seams.unpack,
+            unpack=io.unpack,
             pod_is_there=self._pod_is_there,
         )
-        self.flights: Flights[About] = Flights()
+        self.flights: SingleFlight[DatasetMetadata] = SingleFlight()
         self.uses = DatasetUses()
-        supply = Supply(
+        provisioner = DatasetProvisioner(
             self.store,
             self.flights,
-            seams.open_source,
-            seams.fetch,
+            io.open_source,
+            io.fetch,
             threads=self.threads,
             counters=self.counters,
             uses=self.uses,
             room_threads=self.room_threads,
         )
         local = LocalMounts(
-            settings.state_dir / "local", seams.mounts, seams.mount_source, threads=self.storage_threads
+            settings.state_dir / "local", io.mounts, io.mount_source, threads=self.storage_threads
         )
-        parts = TaskParts(
+        dependencies = TaskDependencies(
             store=self.store,
-            supply=supply,
+            provisioner=provisioner,
             objects=objects or NoDatasetObjects(),
             reporter=reporter or NoReporter(),
             threads=self.threads,
@@ -123,14 +123,14 @@ class DatasetService:
             release=local.release,
             admit=functools.partial(_admit, settings.allow),
         )
-        self.gate = Gate(settings.run_dir / GATE_DIRECTORY)
+        self.gate = StartGate(settings.run_dir / GATE_DIRECTORY)
         early = settings.run_dir / "early"
-        self.tasks = Tasks(
-            parts,
+        self.tasks = VolumeTasks(
+            dependencies,
             pods or NoPods(),
             guarded=lambda: self.gate.resources if settings.early == "auto" else (),
-            kept=KeptRequests(early),
-            keeps_secrets=in_memory(settings.run_dir, seams.mounts.table()),
+            kept=EarlyRequests(early),
+            keeps_secrets=in_memory(settings.run_dir, io.mounts.table()),
             mark_early=self.gate.mark_early,
             detach=local.detach,
         )
@@ -148,12 +148,12 @@ class DatasetService:
 
     def fetched_bytes(self) -> dict[str, int]:
         """What has arrived of each dataset that is being fetched now, by key."""
-        found = {}
+        sizes = {}
         for key in self.flights.keys():  # noqa: SIM118  (a method, not a mapping)
             flight = self.flights[key]
             progress = flight.progress if flight is not None else None
-            found[key] = progress.bytes if progress is not None else 0
-        return found
+            sizes[key] = progress.bytes if progress is not None else 0
+        return sizes
 
     def unready(self) -> str | None:
         """Why the kubelet's calls are not answered; None when they are."""
@@ -216,13 +216,13 @@ class DatasetService:
     def collect(self) -> Values:
         """The metrics of now."""
         stored, counters = self.store.stored(), self.counters
-        used = {one.about.key for one in stored if one.holders or one.waiting}
+        used = {dataset.metadata.key for dataset in stored if dataset.holders or dataset.waiting}
         sizes, counts = {"ready": 0, "partial": 0}, {"ready": 0, "partial": 0}
-        for one in stored:
-            state = "ready" if one.complete else "partial"
-            sizes[state] += one.about.size
+        for dataset in stored:
+            state = "ready" if dataset.complete else "partial"
+            sizes[state] += dataset.metadata.size
             counts[state] += 1
-        published = sum(1 for one in self.store.records().values() if one.pieces)
+        published = sum(1 for record in self.store.records().values() if record.volume_sources)
         values = Values(METRICS)
         for name, value in (
             ("hits_total", counters.hits),
@@ -236,7 +236,10 @@ class DatasetService:
             ("local_fallbacks_total", counters.fallbacks),
             ("gate_waits_total", counters.gate_waits),
             ("gate_wait_seconds_total", counters.gate_wait_seconds),
-            ("in_use_bytes", sum(one.about.size for one in stored if one.about.key in used)),
+            (
+                "in_use_bytes",
+                sum(dataset.metadata.size for dataset in stored if dataset.metadata.key in used),
+            ),
             ("free_bytes", max(0, self.store.room())),
             ("trash_bytes", self.store.trash_bytes),
             ("registered", int(self.csi.registered)),
@@ -262,9 +265,9 @@ def _admit(allowed: tuple[str, ...], spec: SourceSpec) -> None:
 
 
 def _remove_empty(directory: Path) -> None:
-    for one in (directory, directory.parent):
+    for path in (directory, directory.parent):
         with contextlib.suppress(OSError):
-            one.rmdir()
+            path.rmdir()
 
 
 def without_links(settings: DatasetSettings) -> DatasetSettings:
@@ -284,16 +287,16 @@ def run(settings: DatasetSettings, version: str) -> None:
 
 async def _run(settings: DatasetSettings, version: str) -> None:
     stop = set_at_signals(asyncio.Event())
-    seams = node_seams(settings)
+    io = node_io(settings)
     async with _cluster(settings, version) as side:
-        made = DatasetService(
-            settings, seams, version, pods=side.pods, reporter=side.reporter, objects=side.objects
+        node_service = DatasetService(
+            settings, io, version, pods=side.pods, reporter=side.reporter, objects=side.objects
         )
-        await made.run(stop, side.parts(made))
+        await node_service.run(stop, side.parts(node_service))
 
 
 @dataclass(frozen=True, slots=True)
-class _ClusterSide:
+class _ClusterConnections:
     """What the service has of the cluster: nothing, without access."""
 
     pods: Pods = field(default_factory=NoPods)
@@ -303,14 +306,14 @@ class _ClusterSide:
 
 
 @contextlib.asynccontextmanager
-async def _cluster(settings: DatasetSettings, version: str) -> AsyncIterator[_ClusterSide]:
+async def _cluster(settings: DatasetSettings, version: str) -> AsyncIterator[_ClusterConnections]:
     """The API server's side; its absence where there is no access."""
     access, whence = None, "off"
     if settings.kube_api == "auto":
         access, whence = find_access(settings.kubeconfig, settings.kubernetes_service)
     if access is None:
         logs.get_logger("dataset").warning("no access to the API server", detail=whence)
-        yield _ClusterSide()
+        yield _ClusterConnections()
         return
     from gigaslice.dataset_node.cluster import ClusterPods, ClusterReporter  # noqa: PLC0415  (a third of the memory)
     from gigaslice.dataset_node.dataset_objects import ClusterDatasets  # noqa: PLC0415
@@ -321,16 +324,21 @@ async def _cluster(settings: DatasetSettings, version: str) -> AsyncIterator[_Cl
     async with KubeClient(access, f"gigaslice-dataset/{version}") as client:
         events = EventRecorder(client, "dataset", settings.node)
 
-        def parts(made: DatasetService) -> dict[str, Coroutine[Any, Any, None]]:
+        def parts(node_service: DatasetService) -> dict[str, Coroutine[Any, Any, None]]:
             publisher = NodePublisher(
-                client, settings.node, made.store, made.fetched_bytes, uses=made.uses, threads=made.threads
+                client,
+                settings.node,
+                node_service.store,
+                node_service.fetched_bytes,
+                uses=node_service.uses,
+                threads=node_service.threads,
             )
             return {
                 "events": lasting("events", events.run),
                 "publisher": lasting("publisher", publisher.run),
             }
 
-        yield _ClusterSide(
+        yield _ClusterConnections(
             ClusterPods(client),
             ClusterReporter(events),
             ClusterDatasets(client, settings.trusted_namespaces),

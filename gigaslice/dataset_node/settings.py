@@ -33,38 +33,40 @@ def _percent(text: str) -> float:
 
 
 def _quotas(text: str) -> Mapping[str, int]:
-    found: dict[str, int] = {}
-    for one in filter(None, (part.strip() for part in text.split(","))):
-        name, divider, size = one.partition("=")
+    quotas: dict[str, int] = {}
+    for quota in filter(None, (part.strip() for part in text.split(","))):
+        name, divider, size = quota.partition("=")
         if not divider or not name.strip():
             raise ValueError('must be pairs of a namespace and a size, such as "team-a=500GiB,team-b=1TiB"')
-        found[name.strip()] = units.parse_bytes(size.strip())
-    return found
+        quotas[name.strip()] = units.parse_bytes(size.strip())
+    return quotas
 
 
 def _allowed(text: str) -> tuple[str, ...]:
     from gigaslice.dataset.source_spec import KINDS  # noqa: PLC0415  (needs a library that --help must do without)
 
-    found = tuple(part.strip() for part in text.split(",") if part.strip())
-    for one in found:
-        kind = one.partition(":")[0]
-        if one.startswith("/"):
+    allowed = tuple(part.strip() for part in text.split(",") if part.strip())
+    for prefix in allowed:
+        kind = prefix.partition(":")[0]
+        if prefix.startswith("/"):
             continue
         if kind not in KINDS:
             raise ValueError(
-                f'"{one}" is no kind of source and no beginning of one; there are {", ".join(sorted(KINDS))}'
+                f'"{prefix}" is no kind of source and no beginning of one; there are {", ".join(sorted(KINDS))}'
             )
-        if kind == "file" and one != "file" and not one.startswith("file:///"):
-            raise ValueError(f'"{one}" is no path; write file:///data or /data')
-    return found
+        if kind == "file" and prefix != "file" and not prefix.startswith("file:///"):
+            raise ValueError(f'"{prefix}" is no path; write file:///data or /data')
+    return allowed
 
 
 def _namespaces(text: str) -> tuple[str, ...]:
-    found = tuple(part.strip() for part in text.split(",") if part.strip())
-    for one in found:
-        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", one):
-            raise ValueError(f'"{one}" is no name of a namespace; write each one, as in "datasets,shared"')
-    return found
+    namespaces = tuple(part.strip() for part in text.split(",") if part.strip())
+    for namespace in namespaces:
+        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", namespace):
+            raise ValueError(
+                f'"{namespace}" is no name of a namespace; write each one, as in "datasets,shared"'
+            )
+    return namespaces
 
 
 def admits(allowed: tuple[str, ...], canonical: str) -> bool:
@@ -77,8 +79,8 @@ def admits(allowed: tuple[str, ...], canonical: str) -> bool:
     kind = canonical.partition(":")[0]
     # Only servers' sources have options behind "?"; in the path of a directory it is a character like any other.
     place = canonical if kind in ("file", "rclone") else canonical.partition("?")[0]
-    for one in allowed:
-        text = f"file://{one}" if one.startswith("/") else one
+    for prefix in allowed:
+        text = f"file://{prefix}" if prefix.startswith("/") else prefix
         if text == kind:
             return True
         if ":" in text:

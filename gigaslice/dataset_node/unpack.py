@@ -35,12 +35,12 @@ def unpack_image(image: Path, into: Path) -> None:
     source = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(source).st_size
-        found = list(read_tree(lambda offset, count: os.pread(source, count, offset), size))
+        entries = list(read_tree(lambda offset, count: os.pread(source, count, offset), size))
         into.mkdir(mode=0o700)
         root = os.open(into, _DIRECTORY)
         try:
             with _Parents(root) as parents:
-                _write(source, found, parents)
+                _write(source, entries, parents)
             _sync(root)
         finally:
             os.close(root)
@@ -87,14 +87,14 @@ class _Parents:
         self._fd, self._path = self._root, b""
 
 
-def _write(source: int, found: Iterable[ImageEntry], parents: _Parents) -> None:
+def _write(source: int, entries: Iterable[ImageEntry], parents: _Parents) -> None:
     """Parents come before what is in them; modes are set from below, when nothing is made in a directory any more."""
-    found = list(found)
-    for entry in found:
+    entries = list(entries)
+    for entry in entries:
         if entry.kind is EntryKind.DIRECTORY:
             where, name = parents.of(entry.path)
             os.mkdir(name, 0o700, dir_fd=where)
-    for entry in found:
+    for entry in entries:
         if entry.kind is EntryKind.FILE:
             where, name = parents.of(entry.path)
             target = os.open(name, _NEW, 0o400, dir_fd=where)
@@ -104,12 +104,12 @@ def _write(source: int, found: Iterable[ImageEntry], parents: _Parents) -> None:
                 os.utime(target, _TIME)
             finally:
                 os.close(target)
-    for entry in found:
+    for entry in entries:
         if entry.kind is EntryKind.SYMLINK:
             where, name = parents.of(entry.path)
             os.symlink(entry.target, name, dir_fd=where)
             os.utime(name, _TIME, dir_fd=where, follow_symlinks=False)
-    for entry in reversed(found):
+    for entry in reversed(entries):
         if entry.kind is EntryKind.DIRECTORY:
             where, name = parents.of(entry.path)
             inner = os.open(name, _DIRECTORY, dir_fd=where)

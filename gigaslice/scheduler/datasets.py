@@ -19,7 +19,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gigaslice.dataset.affinity import Held, NodeDatasets, Requested, bytes_share, normalised, paper_score
+from gigaslice.dataset.affinity import (
+    HeldDataset,
+    NodeDatasets,
+    RequestedDataset,
+    bytes_share,
+    normalised,
+    paper_score,
+)
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.objects import DatasetNode, DatasetObject
 from gigaslice.dataset.renewals import Renewals
@@ -41,7 +48,7 @@ _STALE_PASS_SECONDS = 10.0  # between two passes over all nodes for those that a
 
 class _Assumed(NamedTuple):
     node: str
-    requested: tuple[Requested, ...]
+    requested: tuple[RequestedDataset, ...]
     until: float
 
 
@@ -117,14 +124,14 @@ class DatasetIndex:
                 if not versions:
                     del self._versions[held.name]
 
-    def requested(self, pod: Pod, now: float = 0.0) -> tuple[Requested, ...] | None:
+    def requested(self, pod: Pod, now: float = 0.0) -> tuple[RequestedDataset, ...] | None:
         """Returns the datasets that a pod wants from the cache; None where its volumes cannot be understood.
 
         A Dataset that there is none of, or that the pod may not name, is left out: the node's service refuses it with
         the sentence for the user, and no score can help.
         """
         self._forget_stale(now)
-        found: dict[str, Requested] = {}
+        found: dict[str, RequestedDataset] = {}
         for volume in pod.volumes_of(DATASET_DRIVER):
             try:
                 request = parse_attributes(volume.attributes)
@@ -140,25 +147,27 @@ class DatasetIndex:
                         continue
                     spec, digest = known.source, known.digest if known.check == "pinned" else ""
                 newest = self._newest(spec.canonical, digest)
-                found[spec.canonical] = Requested(
+                found[spec.canonical] = RequestedDataset(
                     spec.canonical,
                     digest or (newest.digest if newest else ""),
                     newest.bytes if newest else 0,
                 )
         return tuple(found.values())
 
-    def shares(self, requested: Sequence[Requested], now: float) -> Mapping[str, float]:
+    def shares(self, requested: Sequence[RequestedDataset], now: float) -> Mapping[str, float]:
         """Returns by node, from 0 to 1, how much of a pod's datasets it has. Nodes that have nothing are left out."""
         self._forget(now)
         self._forget_stale(now)
         if self.affinity == "off" or not requested:
             return {}
         names = {one.name for one in requested}
-        extra: defaultdict[str, list[Held]] = defaultdict(list)
+        extra: defaultdict[str, list[HeldDataset]] = defaultdict(list)
         for one in self._assumed.values():
             for wanted in one.requested:
                 if wanted.name in names:
-                    extra[one.node].append(Held(wanted.name, wanted.digest, wanted.bytes, fetching=True))
+                    extra[one.node].append(
+                        HeldDataset(wanted.name, wanted.digest, wanted.bytes, fetching=True)
+                    )
         known: dict[str, NodeDatasets] = {}
         for node in set(extra).union(*(self._where.get(name, ()) for name in names)):
             found = self._nodes.get(node, _SILENT)
@@ -169,7 +178,7 @@ class DatasetIndex:
         shares = {node: bytes_share(requested, one) for node, one in known.items()}
         return {node: share for node, share in shares.items() if share > 0}
 
-    def assume(self, uid: str, node: str, requested: Sequence[Requested], now: float) -> None:
+    def assume(self, uid: str, node: str, requested: Sequence[RequestedDataset], now: float) -> None:
         """Counts a pod's datasets as on their way to a node, until the node says so itself."""
         if requested:
             self._assumed[uid] = _Assumed(node, tuple(requested), now + _ASSUMED_SECONDS)

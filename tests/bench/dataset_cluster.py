@@ -14,15 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gigaslice.dataset.affinity import (
-    Held,
+    HeldDataset,
     NodeDatasets,
-    Requested,
+    RequestedDataset,
     bytes_share,
     normalised,
     paper_score,
     weighed,
 )
-from gigaslice.dataset.eviction import Cached, to_evict
+from gigaslice.dataset.eviction import EvictionCandidate, to_evict
 from tests.bench.dataset_workload import Job, Workload
 
 __all__ = ["Cluster", "Copy", "Node", "Policy"]
@@ -70,7 +70,7 @@ class Node:
     def seen(self, now: float) -> NodeDatasets:
         """What the scheduler knows of the cache."""
         held = (
-            Held(str(copy.number), "", copy.size, copy.users > 0, fetching=copy.ready > now)
+            HeldDataset(str(copy.number), "", copy.size, copy.users > 0, fetching=copy.ready > now)
             for copy in self.copies.values()
         )
         return NodeDatasets(tuple(held), self.free)
@@ -78,7 +78,7 @@ class Node:
     def make_room(self, size: int, now: float) -> bool:
         """Deletes what the eviction rule chooses for a dataset of so many bytes; False where there can be no room."""
         cached = [
-            Cached(str(copy.number), copy.size, copy.last_used, copy.users > 0 or copy.ready > now)
+            EvictionCandidate(str(copy.number), copy.size, copy.last_used, copy.users > 0 or copy.ready > now)
             for copy in self.copies.values()
         ]
         chosen = to_evict(self.free, cached, size)
@@ -165,7 +165,9 @@ class Cluster:
         return best
 
     def _shares(self, job: Job, fitting: list[Node]) -> dict[str, float]:
-        requested = [Requested(str(number), bytes=self.workload.sizes[number]) for number in job.datasets]
+        requested = [
+            RequestedDataset(str(number), bytes=self.workload.sizes[number]) for number in job.datasets
+        ]
         known = {
             node.name: node.seen(self.now)
             for node in fitting

@@ -21,7 +21,14 @@ from pathlib import Path
 
 from gigaslice.dataset.image import plan
 from gigaslice.dataset_node.mounts.linux import LinuxMounts
-from gigaslice.dataset_node.store import About, Budget, DatasetStore, Piece, Volume, digest_of
+from gigaslice.dataset_node.store import (
+    Budget,
+    DatasetMetadata,
+    DatasetStore,
+    Volume,
+    VolumeSource,
+    digest_of,
+)
 from tests.bench.dataset_image import as_image, listed, make_source, removed
 from tests.bench.scratch import load, own_mounts, percentile, scratch, spread
 from tests.fakes.mounts import MemoryMounts
@@ -57,7 +64,7 @@ class Publishing:
         volume = Volume("p", str(target), "uid", "default", "p")
         while not self._ended.is_set():
             began = time.perf_counter()
-            self._store.publish(volume, [Piece(key=_SMALL)])
+            self._store.publish(volume, [VolumeSource(key=_SMALL)])
             self.took.append((time.perf_counter() - began) * 1000)
             self._store.remove(volume.id, volume.target)
 
@@ -74,7 +81,7 @@ class Publishing:
 def fetched(store: DatasetStore, key: str, source: Path) -> None:
     """Has the files of SOURCE in the store."""
     made = plan(listed(source))
-    part = store.begin(About(key, made.size, str(source)))
+    part = store.begin_fetch(DatasetMetadata(key, made.size, str(source)))
     as_image(source, part.image, made)
     store.complete(part, digest_of(part.image))
     part.bits.unlink(missing_ok=True)

@@ -22,12 +22,12 @@ from pathlib import Path
 
 from gigaslice.dataset.image import plan
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
+from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
 from gigaslice.dataset_node.packing.make import make_pack
 from gigaslice.dataset_node.sources.opening import OpenedSource, open_source
 from gigaslice.dataset_node.sources.posix import PosixSource
-from gigaslice.dataset_node.sources.seam import DataSource
+from gigaslice.dataset_node.sources.protocol import DataSource
 from tests.bench.scratch import load, scratch, spread
 from tests.bench.svg import columns
 from tests.fakes.dataset_layout import PartFiles
@@ -69,7 +69,7 @@ def fetched(source, where: Path) -> tuple[float, float]:
         part = PartFiles.begin(where, layout.size)
         with part.image.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, layout.size)
-            await fetch(layout, listing, source, part, bounds=Bounds())
+            await fetch(layout, listing, source, part, bounds=FetchLimits())
             os.fdatasync(file.fileno())
         await source.close()
 

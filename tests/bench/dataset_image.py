@@ -22,10 +22,10 @@ from pathlib import Path
 from gigaslice.dataset.digest import hasher
 from gigaslice.dataset.image import ImagePlan, plan
 from gigaslice.dataset.listing import Listing
-from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
+from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
 from gigaslice.dataset_node.sources.posix import PosixSource
-from gigaslice.dataset_node.store import Part, digest_of
+from gigaslice.dataset_node.store import PartialImage, digest_of
 from tests.bench.scratch import scratch
 
 _PER_DIRECTORY = 500
@@ -76,7 +76,11 @@ def as_image(source: Path, target: Path, made: ImagePlan) -> None:
         try:
             bits = target.with_suffix(".bits")
             await fetch(
-                made, made.listing, reader, Part("", target, bits, made.size, resumed=False), bounds=Bounds()
+                made,
+                made.listing,
+                reader,
+                PartialImage("", target, bits, made.size, resumed=False),
+                bounds=FetchLimits(),
             )
         finally:
             await reader.close()

@@ -17,11 +17,11 @@ from dataclasses import replace
 
 from gigaslice.dataset.request import Check
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.node_seams import node_seams
+from gigaslice.dataset_node.node_io import node_io
 from gigaslice.dataset_node.service import DatasetService
 from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.dataset_node.sources.opening import OpenedSource
-from gigaslice.dataset_node.tasks.seams import ResolvedDataset
+from gigaslice.dataset_node.tasks.protocols import ResolvedDataset
 from gigaslice.runtime import logs, settings
 from tests.fakes.dataset_sources import Slow
 
@@ -41,17 +41,17 @@ async def serve(seconds: float, found: DatasetSettings) -> None:
     """Runs the service until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    seams = node_seams(found)
+    io = node_io(found)
 
     async def open_slow(spec: SourceSpec, credentials: Mapping[str, str]) -> OpenedSource:
-        opened = await seams.open_source(spec, credentials)
+        opened = await io.open_source(spec, credentials)
         assert isinstance(opened, OpenedSource)
         opened.inner = slow = Slow(opened.inner, seconds)
         slow.parallel = _READS
         return opened
 
-    slow_seams = replace(seams, open_source=open_slow)
-    await DatasetService(found, slow_seams, "bench", objects=_AnyVersion(found.allow[0])).run(stop)
+    slow_io = replace(io, open_source=open_slow)
+    await DatasetService(found, slow_io, "bench", objects=_AnyVersion(found.allow[0])).run(stop)
 
 
 def main() -> None:

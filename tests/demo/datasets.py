@@ -18,12 +18,12 @@ from pathlib import Path
 
 from gigaslice.dataset.image import plan
 from gigaslice.dataset.source_spec import SourceSpec, dataset_key
-from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
+from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
 from gigaslice.dataset_node.mounts import MountError
 from gigaslice.dataset_node.mounts.linux import LinuxMounts
 from gigaslice.dataset_node.sources.posix import PosixSource
-from gigaslice.dataset_node.store import About, Budget, DatasetStore, Piece, Volume
+from gigaslice.dataset_node.store import Budget, DatasetMetadata, DatasetStore, Volume, VolumeSource
 from gigaslice.dataset_node.unpack import unpack_image
 from tests.demo.machine import ROOT
 
@@ -93,8 +93,10 @@ def act(base: Path) -> dict[str, object]:
         listing = await source.list()
         key, laid_out = dataset_key(spec, listing.digest), plan(listing)
         begun = time.monotonic()
-        part = store.begin(About(key, laid_out.size, spec.canonical, listing.files, listing.bytes))
-        digest = await fetch(laid_out, listing, source, part, bounds=Bounds())
+        part = store.begin_fetch(
+            DatasetMetadata(key, laid_out.size, spec.canonical, listing.files, listing.bytes)
+        )
+        digest = await fetch(laid_out, listing, source, part, bounds=FetchLimits())
         store.complete(part, digest)
         return key, time.monotonic() - begun, base / "state" / "objects" / f"{key}.img"
 
@@ -109,7 +111,7 @@ def act(base: Path) -> dict[str, object]:
     try:
         for pod in pods if mounted else ():
             begun = time.monotonic()
-            store.publish(pod, [Piece(key=key)])
+            store.publish(pod, [VolumeSource(key=key)])
             times.append(time.monotonic() - begun)
     except MountError:
         mounted = False

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from gigaslice.dataset_node.dataset_objects import ClusterDatasets
-from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.node_seams import Seams
+from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
+from gigaslice.dataset_node.node_io import NodeIo
 from gigaslice.dataset_node.service import DatasetService
 from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.dataset_node.store import Volume
@@ -63,7 +63,7 @@ class NodeWorld:
 
     def make(self) -> DatasetService:
         """A service over the world's mounts and sources, not running yet."""
-        bounds = Bounds()
+        bounds = FetchLimits()
 
         async def fetched(plan, listing, source, part, *, task, started):
             return await fetch(plan, listing, source, part, bounds=bounds, task=task, started=started)
@@ -74,11 +74,11 @@ class NodeWorld:
             self.mounts.network(spec.kind, f"{spec.server}:{spec.path}", where, ())
             return str(where)
 
-        seams = Seams(self.mounts, self.storage, fetched, mount_source)
+        io = NodeIo(self.mounts, self.storage, fetched, mount_source)
         objects = None
         if self.api is not None:
             objects = ClusterDatasets(self.api, self.settings.trusted_namespaces)  # type: ignore[arg-type]
-        service = DatasetService(self.settings, seams, "test", pods=self, reporter=self, objects=objects)
+        service = DatasetService(self.settings, io, "test", pods=self, reporter=self, objects=objects)
         early = dataclasses.replace(service.tasks._early, keeps_secrets=self.memory)
         service.tasks._early = early
         if self.disk is not None:

@@ -12,7 +12,7 @@ from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.opening import effective_spec
-from gigaslice.dataset_node.sources.proof import PROOF_THREAD
+from gigaslice.dataset_node.sources.readability import PROOF_THREAD
 
 __all__ = ["Bucket", "MemorySource", "MemoryStorage"]
 

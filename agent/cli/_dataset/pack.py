@@ -20,7 +20,7 @@ from gigaslice.units import format_bytes
 
 if TYPE_CHECKING:
     from gigaslice.dataset.pack_manifest import PackManifest
-    from gigaslice.dataset_node.packing.ends import End
+    from gigaslice.dataset_node.packing.pack_location import PackLocation
 
 HELP = "write the image of a dataset's files, with a manifest, for nodes to fetch in one piece"
 DESCRIPTION = (
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Packs, or checks a pack."""
     from gigaslice.dataset_node.packing import check_pack, make_pack
 
-    source, pack = _ends(arguments)
+    source, pack = _locations(arguments)
     if arguments.check:
         source_of, where = (source, pack) if pack is not None else (None, source)
         with _ended_by_signal(), _Bar(arguments.quiet) as bar:
@@ -107,10 +107,10 @@ def run(arguments: argparse.Namespace) -> int:
     return report(OK, *notes)
 
 
-def _ends(arguments: argparse.Namespace) -> tuple[End, End | None]:
+def _locations(arguments: argparse.Namespace) -> tuple[PackLocation, PackLocation | None]:
     """SRC and DST. Raises ConfigError with every mistake of the arguments."""
     from gigaslice.dataset.errors import RequestError
-    from gigaslice.dataset_node.packing import end_of
+    from gigaslice.dataset_node.packing import locate
 
     mistakes: list[str] = []
     if arguments.check and arguments.force:
@@ -127,10 +127,10 @@ def _ends(arguments: argparse.Namespace) -> tuple[End, End | None]:
         raise ConfigError(mistakes)
     environment = settings.environment()
     try:
-        source = end_of(arguments.source, options, _path(arguments.credentials), environment)
+        source = locate(arguments.source, options, _path(arguments.credentials), environment)
         if arguments.pack is None:
             return source, None
-        pack = end_of(arguments.pack, to_options, _path(arguments.to_credentials), environment, like=source)
+        pack = locate(arguments.pack, to_options, _path(arguments.to_credentials), environment, like=source)
     except RequestError as error:
         raise ConfigError(
             [str(error).replace("the Secret of the volume", "a directory for --credentials")]

@@ -6,7 +6,7 @@ at once, and again after a crash. `pieces` gives a whole image in order, `ranges
 """
 
 from gigaslice.dataset.image.plan import LAYOUT_VERSION, Extents, ImagePlan, plan
-from gigaslice.dataset.image.ranges import MAX_RANGE_BYTES, MAX_RANGE_FILES, Range, ranges
+from gigaslice.dataset.image.ranges import MAX_RANGE_BYTES, MAX_RANGE_FILES, ImageRange, ranges
 from gigaslice.dataset.image.reader import ImageEntry, read_tree
 from gigaslice.dataset.image.whole import pieces
 
@@ -17,7 +17,7 @@ __all__ = [
     "Extents",
     "ImageEntry",
     "ImagePlan",
-    "Range",
+    "ImageRange",
     "pieces",
     "plan",
     "ranges",

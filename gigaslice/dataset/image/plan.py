@@ -209,7 +209,7 @@ class ImagePlan:
             yield begin, bytes(gathered)
 
     def _directory_inode(self, number: int, directory: _Directory) -> bytes:
-        made = erofs.inode(
+        inode = erofs.inode(
             EntryKind.DIRECTORY,
             erofs.FLAT_INLINE if directory.inline else erofs.FLAT_PLAIN,
             directory.size,
@@ -217,7 +217,7 @@ class ImagePlan:
             number=number + 2,
             links=directory.links,
         )
-        return made + next(self._parts(number, directory, directory.blocks)) if directory.inline else made
+        return inode + next(self._parts(number, directory, directory.blocks)) if directory.inline else inode
 
 
 def plan(listing: Listing) -> ImagePlan:

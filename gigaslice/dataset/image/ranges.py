@@ -13,14 +13,14 @@ from itertools import pairwise
 from gigaslice.dataset.image.erofs import BLOCK
 from gigaslice.dataset.image.plan import ImagePlan
 
-__all__ = ["MAX_RANGE_BYTES", "MAX_RANGE_FILES", "Range", "ranges"]
+__all__ = ["MAX_RANGE_BYTES", "MAX_RANGE_FILES", "ImageRange", "ranges"]
 
 MAX_RANGE_FILES = 50_000
 MAX_RANGE_BYTES = 800 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ImageRange:
     """A part of an image."""
 
     offset: int
@@ -31,7 +31,7 @@ class Range:
 
 def ranges(
     plan: ImagePlan, max_files: int = MAX_RANGE_FILES, max_bytes: int = MAX_RANGE_BYTES
-) -> tuple[Range, ...]:
+) -> tuple[ImageRange, ...]:
     """The ranges of an image, in order; MAX_BYTES is a multiple of 4096."""
     extents = plan.extents()
     offsets = [extents[number][0] for number in extents.by_offset()]
@@ -46,6 +46,6 @@ def ranges(
         cuts.extend(range(cuts[-1] + max_bytes, end, max_bytes))
     cuts.extend(range(cuts[-1] + max_bytes, plan.size, max_bytes))
     return tuple(
-        Range(begin, end - begin, bisect_left(offsets, end) - bisect_left(offsets, begin))
+        ImageRange(begin, end - begin, bisect_left(offsets, end) - bisect_left(offsets, begin))
         for begin, end in pairwise([*cuts, plan.size])
     )

@@ -70,17 +70,17 @@ def read_tree(read: Read, size: int) -> Iterator[ImageEntry]:
     root = _inode(image, image.root)
     if root.kind is not EntryKind.DIRECTORY:
         raise ImageError("the image's root is no directory; make the image anew")
-    seen = {image.root}
+    visited = {image.root}
     pending = [(b"", image.root, image.root, root)]
     while pending:
         path, number, parent, directory = pending.pop()
         for name, inner, file_type in _directory(image, directory, number, parent, path):
             below = path + b"/" + name if path else name
-            if inner in seen or len(seen) > image.inodes:
+            if inner in visited or len(visited) > image.inodes:
                 raise ImageError(
                     f"the image has {shown(below)} under two names, or more than it says; make it anew"
                 )
-            seen.add(inner)
+            visited.add(inner)
             inode = _inode(image, inner)
             if inode.file_type != file_type:
                 raise ImageError(f"the image's directory and inode differ about {shown(below)}; make it anew")

@@ -26,7 +26,7 @@ from gigaslice.dataset_node.csi.pb import csi_v1_pb2 as api
 from gigaslice.dataset_node.csi.pb import csi_v1_pb2_grpc as rpc
 from gigaslice.dataset_node.csi.target import PublishTarget, check_target
 from gigaslice.dataset_node.store import Volume
-from gigaslice.dataset_node.tasks.tasks import StillFetching, Tasks
+from gigaslice.dataset_node.tasks.volume_tasks import StillFetching, VolumeTasks
 from gigaslice.errors import GigasliceError, InputError
 from gigaslice.model import DATASET_DRIVER
 from gigaslice.runtime.logs import get_logger
@@ -97,7 +97,7 @@ class NodeServicer(rpc.NodeServicer):
         hold: How many seconds a call is held at most.
     """
 
-    def __init__(self, tasks: Tasks, node: str, pods: Path, *, hold: float = _HOLD) -> None:
+    def __init__(self, tasks: VolumeTasks, node: str, pods: Path, *, hold: float = _HOLD) -> None:
         self._tasks = tasks
         self._node = node
         self._pods = pods
@@ -172,7 +172,7 @@ class NodeServicer(rpc.NodeServicer):
             raise RequestError(
                 "a dataset is an inline volume of a pod; write csi: under volumes, without a claim"
             )
-        uid, namespace, name = (context.get(f"{_POD}{one}", "") for one in ("uid", "namespace", "name"))
+        uid, namespace, name = (context.get(f"{_POD}{field}", "") for field in ("uid", "namespace", "name"))
         if not (uid and namespace and name):
             raise RequestError(
                 f"the kubelet has not said which pod it is; the CSIDriver object {DATASET_DRIVER} needs "

@@ -145,15 +145,15 @@ class CsiServer:
         except RuntimeError as error:
             raise OSError(0, str(error), str(fresh)) from error
         fresh.replace(path)
-        found = _identity(path)
-        if found is None:
+        identity = _identity(path)
+        if identity is None:
             raise OSError(0, "removed as soon as it was made", str(path))
-        return found
+        return identity
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

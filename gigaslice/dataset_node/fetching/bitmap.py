@@ -72,8 +72,8 @@ class Bitmap:
         self._lost: OSError | None = None
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
-        found = os.fstat(image)
-        self._identity = (layout, units, found.st_size, found.st_ino)
+        status = os.fstat(image)
+        self._identity = (layout, units, status.st_size, status.st_ino)
         try:
             if not resumed:
                 path.unlink(missing_ok=True)
@@ -117,16 +117,16 @@ class Bitmap:
         return True
 
     def _take(self, copy: int, block: int) -> None:
-        found = os.pread(self._file, _BLOCK, self._where(copy, block))
-        if len(found) != _BLOCK:
+        data = os.pread(self._file, _BLOCK, self._where(copy, block))
+        if len(data) != _BLOCK:
             return
-        number, checksum = _TRAILER.unpack(found[-_TRAILER.size :])
-        if number != block + 1 or zlib.crc32(found[:-4]) != checksum:
+        number, checksum = _TRAILER.unpack(data[-_TRAILER.size :])
+        if number != block + 1 or zlib.crc32(data[:-4]) != checksum:
             return
         width = _BLOCK - _TRAILER.size
         at = block * width
         mine = int.from_bytes(self._bits[at : at + width], "little")
-        both = mine | int.from_bytes(found[:width], "little")
+        both = mine | int.from_bytes(data[:width], "little")
         self._bits[at : at + width] = both.to_bytes(width, "little")
 
     def _where(self, copy: int, block: int) -> int:

@@ -23,15 +23,21 @@ from collections.abc import Callable, Iterator
 from gigaslice.dataset.errors import CacheFullError, DatasetError, SourceError
 from gigaslice.dataset.listing import Listing
 from gigaslice.dataset_node.fetching.bitmap import Bitmap
-from gigaslice.dataset_node.fetching.bounds import Bounds, Flow
-from gigaslice.dataset_node.fetching.frontier import Frontier
+from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits, Flow
+from gigaslice.dataset_node.fetching.hash_frontier import HashFrontier
 from gigaslice.dataset_node.fetching.image_runs import read_run, runs_of
-from gigaslice.dataset_node.fetching.joining import JoinedWrites
-from gigaslice.dataset_node.fetching.layout import Layout, Partial
-from gigaslice.dataset_node.fetching.progress import Meter
+from gigaslice.dataset_node.fetching.layout import Layout, PartialFiles
+from gigaslice.dataset_node.fetching.progress import ProgressMeter
 from gigaslice.dataset_node.fetching.units import UNIT_BYTES, FetchUnit, Units
+from gigaslice.dataset_node.fetching.write_coalescer import WriteCoalescer
+from gigaslice.dataset_node.sources.protocol import (
+    CancelFlag,
+    DataSource,
+    ImageReader,
+    SourceBusyError,
+    in_thread,
+)
 from gigaslice.dataset_node.sources.retry import TRIES, backoff
-from gigaslice.dataset_node.sources.seam import DataSource, ImageReader, SourceBusyError, Stop, in_thread
 
 __all__ = ["fetch"]
 
@@ -51,11 +57,11 @@ async def fetch(
     plan: Layout,
     listing: Listing,
     source: DataSource,
-    part: Partial,
+    part: PartialFiles,
     *,
-    bounds: Bounds,
+    bounds: FetchLimits,
     task: str = "",
-    started: Callable[[Meter], None] | None = None,
+    started: Callable[[ProgressMeter], None] | None = None,
     unit_bytes: int = UNIT_BYTES,
 ) -> str:
     """Fetches what is missing of a dataset.
@@ -81,7 +87,7 @@ async def fetch(
     """
     async with bounds.place(task):
 
-        def work(stop: Stop) -> str:
+        def work(stop: CancelFlag) -> str:
             units = Units(listing.entries, plan.extents(), unit_bytes)
             return _Fetch(plan, units, source, part, bounds=bounds, stop=stop).run(started)
 
@@ -96,7 +102,14 @@ async def fetch(
 
 class _Fetch:
     def __init__(
-        self, plan: Layout, units: Units, source: DataSource, part: Partial, *, bounds: Bounds, stop: Stop
+        self,
+        plan: Layout,
+        units: Units,
+        source: DataSource,
+        part: PartialFiles,
+        *,
+        bounds: FetchLimits,
+        stop: CancelFlag,
     ) -> None:
         self._plan = plan
         self._source = source
@@ -108,12 +121,12 @@ class _Fetch:
         self._bounds = bounds
         self._flow = Flow()
         self._outer_stop = stop
-        self._stop = Stop(stop)
+        self._stop = CancelFlag(stop)
         self._units = units
         self._small = self._units.bytes < _SMALL * max(1, self._units.count)
         self._image = -1
         self._bitmap: Bitmap
-        self._meter: Meter
+        self._meter: ProgressMeter
         self._wake = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._cursor = 0
@@ -122,15 +135,15 @@ class _Fetch:
         self._left = 0
         self._failure: BaseException | None = None
 
-    def run(self, started: Callable[[Meter], None] | None) -> str:
+    def run(self, started: Callable[[ProgressMeter], None] | None) -> str:
         with self._opened():
             have = self._bitmap.count
             self._left = self._units.count - have
-            self._meter = Meter(self._units.bytes, self._units.count, self._have_bytes(have), have)
+            self._meter = ProgressMeter(self._units.bytes, self._units.count, self._have_bytes(have), have)
             if started is not None:
                 started(self._meter)
             self._write_metadata()
-            frontier = Frontier(self._image, self._plan.size, self._units, self._bitmap)
+            frontier = HashFrontier(self._image, self._plan.size, self._units, self._bitmap)
             frontier.start()
             try:
                 self._read_all()
@@ -164,12 +177,12 @@ class _Fetch:
         part, size = self._part, self._plan.size
         try:
             self._image = os.open(part.image, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            found = os.fstat(self._image).st_size
+            actual_size = os.fstat(self._image).st_size
         except OSError as error:
             raise _disk(error) from None
         try:
-            if found != size:
-                raise DatasetError(f"the file of the image has {found} bytes, and the plan {size}")
+            if actual_size != size:
+                raise DatasetError(f"the file of the image has {actual_size} bytes, and the plan {size}")
             self._bitmap = Bitmap(
                 part.bits,
                 self._image,
@@ -182,8 +195,8 @@ class _Fetch:
             finally:
                 self._bitmap.close()
         finally:
-            for one in self._threads:
-                one.join()
+            for thread in self._threads:
+                thread.join()
             os.close(self._image)
 
     def _have_bytes(self, have: int) -> int:
@@ -215,8 +228,8 @@ class _Fetch:
             self._stop.set()
             with self._wake:
                 self._wake.notify_all()
-            for one in self._threads:
-                one.join()
+            for thread in self._threads:
+                thread.join()
 
     def _coordinate(self) -> None:
         most = max(1, min(self._bounds.reads, self._source.parallel, self._left))
@@ -251,9 +264,9 @@ class _Fetch:
 
     def _more_threads(self, count: int) -> None:
         for _ in range(count):
-            one = threading.Thread(target=self._work, name="dataset-read", daemon=True)
-            self._threads.append(one)
-            one.start()
+            thread = threading.Thread(target=self._work, name="dataset-read", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def _fail(self, error: BaseException) -> None:
         with self._wake:
@@ -265,7 +278,7 @@ class _Fetch:
     # The threads
 
     def _work(self) -> None:
-        joined = JoinedWrites(self._write, self._plan.block_size)
+        joined = WriteCoalescer(self._write, self._plan.block_size)
         try:
             while batch := self._take():
                 self._read_batch(batch, joined)
@@ -281,9 +294,9 @@ class _Fetch:
                 now = time.monotonic()
                 wait = self._pause_until - now
                 if wait <= 0:
-                    found = self._batch(now)
-                    if found:
-                        return found
+                    batch = self._batch(now)
+                    if batch:
+                        return batch
                     wait = self._again[0][0] - now if self._again else 1.0
                 self._wake.wait(min(max(wait, 0.001), 1.0))
         return []
@@ -297,19 +310,19 @@ class _Fetch:
         most = max(1, min(_BATCH_UNITS, left // (4 * len(self._threads)))) if left else 0
         if self._from_image is not None:
             most = _IMAGE_UNITS
-        found: list[tuple[FetchUnit, int]] = []
+        batch: list[tuple[FetchUnit, int]] = []
         size = 0
-        while len(found) < most and size < self._most_bytes:
+        while len(batch) < most and size < self._most_bytes:
             self._cursor = self._bitmap.missing(self._cursor)
             if self._cursor >= count:
                 break
             unit = self._units[self._cursor]
             self._cursor += 1
-            found.append((unit, 0))
+            batch.append((unit, 0))
             size += unit.size
-        return found
+        return batch
 
-    def _read_batch(self, batch: list[tuple[FetchUnit, int]], joined: JoinedWrites) -> None:
+    def _read_batch(self, batch: list[tuple[FetchUnit, int]], joined: WriteCoalescer) -> None:
         self._bounds.pace.acquire(self._flow, sum(unit.size for unit, _ in batch), self._stop)
         if self._from_image is not None:
             self._read_runs(self._from_image, batch)
@@ -346,7 +359,7 @@ class _Fetch:
             if self._left <= 0:
                 self._wake.notify_all()
 
-    def _read(self, unit: FetchUnit, joined: JoinedWrites) -> None:
+    def _read(self, unit: FetchUnit, joined: WriteCoalescer) -> None:
         start, end, shift = unit.offset, unit.offset + unit.size, unit.place - unit.offset
         expected = start
         joined.begin(unit.place)

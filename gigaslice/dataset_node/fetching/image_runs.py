@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gigaslice.dataset.errors import SourceError
 from gigaslice.dataset_node.fetching.units import FetchUnit
-from gigaslice.dataset_node.sources.seam import ImageReader, Stop
+from gigaslice.dataset_node.sources.protocol import CancelFlag, ImageReader
 
 __all__ = ["read_run", "runs_of"]
 
@@ -16,11 +16,11 @@ _GAP = 64 << 10  # what is between two units is rather read than asked around
 def runs_of(batch: Sequence[tuple[FetchUnit, int]]) -> Iterator[list[tuple[FetchUnit, int]]]:
     """BATCH, in the order of the image, in parts each of which is worth one range."""
     run: list[tuple[FetchUnit, int]] = []
-    for one in batch:
-        if run and one[0].place - (run[-1][0].place + run[-1][0].size) > _GAP:
+    for unread in batch:
+        if run and unread[0].place - (run[-1][0].place + run[-1][0].size) > _GAP:
             yield run
             run = []
-        run.append(one)
+        run.append(unread)
     if run:
         yield run
 
@@ -29,7 +29,7 @@ def read_run(
     image: ImageReader,
     run: Sequence[FetchUnit],
     write: Callable[[int, memoryview], None],
-    stop: Stop,
+    stop: CancelFlag,
     count: Callable[[int], None],
 ) -> None:
     """Reads units by one range, and writes their bytes, and no others, to the same places.

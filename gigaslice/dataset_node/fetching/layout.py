@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Layout", "Partial"]
+__all__ = ["Layout", "PartialFiles"]
 
 
 class Layout(Protocol):
@@ -27,7 +27,7 @@ class Layout(Protocol):
         """Everything that is no file's."""
 
 
-class Partial(Protocol):
+class PartialFiles(Protocol):
     """The files of a fetch on the node (`gigaslice.dataset_node.store`)."""
 
     @property

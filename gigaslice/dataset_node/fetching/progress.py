@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Meter", "Progress"]
+__all__ = ["Progress", "ProgressMeter"]
 
 _WINDOW_SECONDS = 10.0
 _SAMPLE_SECONDS = 0.25
@@ -43,7 +43,7 @@ class Progress:
         return (self.total_bytes - self.bytes) / self.rate if self.rate > 0 else None
 
 
-class Meter:
+class ProgressMeter:
     """Counts; called from threads, read from anywhere.
 
     Args:

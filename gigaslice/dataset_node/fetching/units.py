@@ -59,7 +59,7 @@ class Units:
             by_place = sorted(order, key=places.__getitem__)
             self._entries = [self._entries[index] for index in by_place]
             places = array("Q", [places[index] for index in by_place])
-        self._places = places
+        self._paths = places
         self._first = array("Q")
         count = 0
         for entry in self._entries:
@@ -76,11 +76,11 @@ class Units:
         entry = self._entries[file]
         offset = (number - self._first[file]) * self._unit_bytes
         return FetchUnit(
-            number, entry, offset, min(self._unit_bytes, entry.size - offset), self._places[file] + offset
+            number, entry, offset, min(self._unit_bytes, entry.size - offset), self._paths[file] + offset
         )
 
     def place(self, number: int) -> int:
         """Where the unit NUMBER begins in the image."""
         if self._simple:
-            return self._places[number]
+            return self._paths[number]
         return self[number].place

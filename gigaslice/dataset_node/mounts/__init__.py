@@ -1,4 +1,4 @@
-"""What is mounted on the node: a seam, so that everything above it is tested without being root."""
+"""What is mounted on the node, behind a protocol, so that everything above it is tested without being root."""
 
 from gigaslice.dataset_node.mounts.protocol import MountError, Mounts
 from gigaslice.dataset_node.mounts.table import MountEntry, parse_mountinfo, top_at

@@ -116,8 +116,8 @@ class LinuxMounts:
             EMPTY_SOURCE, where, "tmpfs", flags, f"size=64k,nr_inodes={len(directories) + 2},mode=0555"
         )
         try:
-            for one in directories:
-                (where / one).mkdir(0o555)
+            for name in directories:
+                (where / name).mkdir(0o555)
             self._mount(EMPTY_SOURCE, where, "tmpfs", flags | _RDONLY | _REMOUNT)
         except (MountError, OSError) as error:
             self.unmount(where)
@@ -155,10 +155,13 @@ class LinuxMounts:
                 f"mount(8) cannot be run: {error.strerror}; install it", error.errno or 0
             ) from error
         if done.returncode != 0:
-            said = _said(done.stderr) or f"exit code {done.returncode}"
+            message = _error_message(done.stderr) or f"exit code {done.returncode}"
             if kind in _HELPERS and not _has_helper(kind):
-                said = f"mount.{kind} is missing; add the package {_HELPERS[kind]} to the service's image ({said})"
-            raise MountError(f"{source} not mounted: {said}")
+                package = _HELPERS[kind]
+                message = (
+                    f"mount.{kind} is missing; add the package {package} to the service's image ({message})"
+                )
+            raise MountError(f"{source} not mounted: {message}")
 
     def _mount(
         self,
@@ -181,10 +184,10 @@ class LinuxMounts:
             raise _failure(f"cannot mount {shown or source or 'read-only'} at {where}", ctypes.get_errno())
 
 
-def _said(stderr: bytes) -> str:
+def _error_message(stderr: bytes) -> str:
     """What mount(8) and its helper say, on one line: the reason may be in the first or in the last one."""
-    lines = (plain(one.strip()) for one in stderr.decode("utf-8", "replace").splitlines())
-    return "; ".join(one for one in lines if one and not one.startswith("dmesg(1)"))[:_MOST_SAID]
+    lines = (plain(line.strip()) for line in stderr.decode("utf-8", "replace").splitlines())
+    return "; ".join(line for line in lines if line and not line.startswith("dmesg(1)"))[:_MOST_SAID]
 
 
 def _has_helper(kind: str) -> bool:

@@ -30,16 +30,16 @@ class MountEntry:
 
 def parse_mountinfo(text: bytes) -> tuple[MountEntry, ...]:
     """The mounts in the order of the list: of several at one point the last is the one on top."""
-    return tuple(found for line in text.splitlines() if (found := _mount(line)) is not None)
+    return tuple(mount for line in text.splitlines() if (mount := _mount(line)) is not None)
 
 
 def top_at(mounts: Iterable[MountEntry], point: str) -> MountEntry | None:
     """The mount that a process finds at a path; None where the path is no mount point."""
-    found = None
-    for one in mounts:
-        if one.point == point:
-            found = one
-    return found
+    top = None
+    for mount in mounts:
+        if mount.point == point:
+            top = mount
+    return top
 
 
 def _mount(line: bytes) -> MountEntry | None:
@@ -53,4 +53,4 @@ def _mount(line: bytes) -> MountEntry | None:
 
 
 def _text(field: bytes) -> str:
-    return _OCTAL.sub(lambda found: bytes([int(found[1], 8)]), field).decode("utf-8", "surrogateescape")
+    return _OCTAL.sub(lambda match: bytes([int(match[1], 8)]), field).decode("utf-8", "surrogateescape")

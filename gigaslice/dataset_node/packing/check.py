@@ -11,14 +11,16 @@ from gigaslice.dataset.errors import ImageError, ListingError
 from gigaslice.dataset.image import LAYOUT_VERSION, ImagePlan, plan
 from gigaslice.dataset.listing import Listing
 from gigaslice.dataset.pack_manifest import PackManifest
-from gigaslice.dataset_node.packing.ends import End, opened
-from gigaslice.dataset_node.packing.files import DirectoryFiles, PackFiles, SourceFiles
 from gigaslice.dataset_node.packing.image_file import ProgressShown, hashed
+from gigaslice.dataset_node.packing.pack_location import PackLocation, open_location
+from gigaslice.dataset_node.packing.pack_reader import DirectoryPackReader, PackReader, SourcePackReader
 
 __all__ = ["check_pack"]
 
 
-def check_pack(pack: End, source: End | None = None, progress: ProgressShown | None = None) -> PackManifest:
+def check_pack(
+    pack: PackLocation, source: PackLocation | None = None, progress: ProgressShown | None = None
+) -> PackManifest:
     """Reads all of PACK.
 
     Args:
@@ -48,18 +50,18 @@ def check_pack(pack: End, source: End | None = None, progress: ProgressShown | N
 
 
 @contextlib.contextmanager
-def _files(pack: End) -> Iterator[PackFiles]:
+def _files(pack: PackLocation) -> Iterator[PackReader]:
     if isinstance(pack, Path):
-        yield DirectoryFiles(pack)
+        yield DirectoryPackReader(pack)
         return
-    source = asyncio.run(opened(pack))
+    source = asyncio.run(open_location(pack))
     try:
-        yield SourceFiles(source, str(pack))
+        yield SourcePackReader(source, str(pack))
     finally:
         asyncio.run(source.close())
 
 
-def _listing(files: PackFiles, manifest: PackManifest) -> Listing:
+def _listing(files: PackReader, manifest: PackManifest) -> Listing:
     what = files.called(manifest.listing)
     if files.size(manifest.listing) != manifest.listing_size:
         raise ImageError(
@@ -75,23 +77,26 @@ def _listing(files: PackFiles, manifest: PackManifest) -> Listing:
     return listing
 
 
-def _check_image(files: PackFiles, manifest: PackManifest, made: ImagePlan, progress: ProgressShown) -> None:
+def _check_image(
+    files: PackReader, manifest: PackManifest, layout: ImagePlan, progress: ProgressShown
+) -> None:
     what = files.called(manifest.image)
     size = files.size(manifest.image)
-    if size != made.size or size != manifest.size:
+    if size != layout.size or size != manifest.size:
         raise ImageError(
-            f"{what} has {size} bytes, and its listing needs {made.size}; delete the pack, and make it anew"
+            f"{what} has {size} bytes, and its listing needs {layout.size}; delete the pack, and make it anew"
         )
-    metadata = _Metadata(made)
+    metadata = _Metadata(layout)
     parts, digest = hashed(
         metadata.compared(files.chunks(manifest.image, size)),
-        made,
+        layout,
         lambda done, total: progress("checked", done, total),
     )
-    for one, promised in zip(parts, manifest.ranges, strict=False):
-        if one != promised:
+    for computed, promised in zip(parts, manifest.ranges, strict=False):
+        if computed != promised:
+            end = computed.offset + computed.size
             raise ImageError(
-                f"{what} differs from its manifest between bytes {one.offset} and {one.offset + one.size}; "
+                f"{what} differs from its manifest between bytes {computed.offset} and {end}; "
                 "copy it again, or delete the pack and make it anew"
             )
     if parts != manifest.ranges or digest != manifest.image_digest:
@@ -109,8 +114,8 @@ class _Metadata:
         differs: The first place where they differ; None so far.
     """
 
-    def __init__(self, made: ImagePlan) -> None:
-        self._pieces = made.metadata()
+    def __init__(self, layout: ImagePlan) -> None:
+        self._pieces = layout.metadata()
         self.differs: int | None = None
 
     def compared(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -130,8 +135,8 @@ class _Metadata:
             at = end
 
 
-async def _listed(source: End) -> Listing:
-    reader = await opened(source)
+async def _listed(source: PackLocation) -> Listing:
+    reader = await open_location(source)
     try:
         return await reader.list()
     finally:

@@ -18,10 +18,10 @@ from gigaslice.dataset.digest import hasher
 from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, SourceError
 from gigaslice.dataset.image import ImagePlan, ranges
 from gigaslice.dataset.pack_manifest import PackRange
-from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.fetching.progress import Meter
-from gigaslice.dataset_node.sources.seam import DataSource
+from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
+from gigaslice.dataset_node.fetching.progress import ProgressMeter
+from gigaslice.dataset_node.sources.protocol import DataSource
 from gigaslice.units import format_bytes
 
 __all__ = ["NAME_DIGITS", "ImageFile", "ProgressShown", "chunks_of", "hashed", "leftovers", "removed"]
@@ -46,11 +46,11 @@ class ImageFile:
         resumed: Whether an earlier attempt has written to it.
     """
 
-    def __init__(self, directory: Path, made: ImagePlan) -> None:
-        stem = f".{made.listing.digest.hex()[:NAME_DIGITS]}"
+    def __init__(self, directory: Path, layout: ImagePlan) -> None:
+        stem = f".{layout.listing.digest.hex()[:NAME_DIGITS]}"
         self.image, self.bits = directory / f"{stem}.image", directory / f"{stem}.bits"
-        self._made = made
-        removed(one for one in leftovers(directory) if one not in (self.image, self.bits))
+        self._made = layout
+        removed(path for path in leftovers(directory) if path not in (self.image, self.bits))
         self.resumed = self.image.exists() and self.bits.exists()
 
     def fill(self, reader: DataSource, progress: ProgressShown) -> tuple[str, tuple[PackRange, ...]]:
@@ -71,8 +71,8 @@ class ImageFile:
             if error.changed:
                 self.remove()
             raise
-        parts, found = hashed(chunks_of(self.image), self._made, lambda at, of: progress("hashed", at, of))
-        if found != digest:
+        parts, computed = hashed(chunks_of(self.image), self._made, lambda at, of: progress("hashed", at, of))
+        if computed != digest:
             self.remove()
             raise ImageError(
                 f"{self.image} was read back with other bytes than were written; check the disk, and pack again"
@@ -84,10 +84,12 @@ class ImageFile:
         removed((self.image, self.bits))
 
     async def _fetched(self, reader: DataSource, progress: ProgressShown) -> str:
-        meters: list[Meter] = []
-        made = self._made
+        meters: list[ProgressMeter] = []
+        layout = self._made
         task = asyncio.ensure_future(
-            fetch(made, made.listing, reader, self, bounds=Bounds(), task="pack", started=meters.append)
+            fetch(
+                layout, layout.listing, reader, self, bounds=FetchLimits(), task="pack", started=meters.append
+            )
         )
         try:
             while not (await asyncio.wait((task,), timeout=_POLL_SECONDS))[0]:
@@ -134,7 +136,7 @@ class ImageFile:
 
 def leftovers(directory: Path) -> Iterator[Path]:
     """What attempts have left in DIRECTORY."""
-    return (one for one in directory.glob(".*") if _LEFT.fullmatch(one.name))
+    return (path for path in directory.glob(".*") if _LEFT.fullmatch(path.name))
 
 
 def chunks_of(image: Path) -> Iterator[bytes]:
@@ -145,36 +147,36 @@ def chunks_of(image: Path) -> Iterator[bytes]:
 
 
 def hashed(
-    chunks: Iterable[bytes], made: ImagePlan, progress: Callable[[int, int], None]
+    chunks: Iterable[bytes], layout: ImagePlan, progress: Callable[[int, int], None]
 ) -> tuple[tuple[PackRange, ...], str]:
     """The ranges of an image with their digests, and the digest of all.
 
     Raises:
         ImageError: There are too few bytes.
     """
-    cuts = iter(ranges(made))
-    one = next(cuts, None)
+    cuts = iter(ranges(layout))
+    cut = next(cuts, None)
     parts = []
     whole, digest, at = hasher(), hasher(), 0
     for data in chunks:
         whole.update(data)
         view = memoryview(data)
-        while one is not None and view:
-            piece = view[: one.offset + one.size - at]
+        while cut is not None and view:
+            piece = view[: cut.offset + cut.size - at]
             digest.update(piece)
             at += len(piece)
             view = view[len(piece) :]
-            if at == one.offset + one.size:
-                parts.append(PackRange(one.offset, one.size, one.files, digest.hexdigest()))
-                one, digest = next(cuts, None), hasher()
-        progress(at, made.size)
-    if at != made.size:
-        raise ImageError(f"the image ends at byte {at} of {made.size}; make the pack anew")
+            if at == cut.offset + cut.size:
+                parts.append(PackRange(cut.offset, cut.size, cut.files, digest.hexdigest()))
+                cut, digest = next(cuts, None), hasher()
+        progress(at, layout.size)
+    if at != layout.size:
+        raise ImageError(f"the image ends at byte {at} of {layout.size}; make the pack anew")
     return tuple(parts), whole.hexdigest()
 
 
 def removed(paths: Iterable[Path]) -> None:
     """Removes files, those that are gone already too."""
-    for one in paths:
+    for path in paths:
         with contextlib.suppress(FileNotFoundError):
-            one.unlink()
+            path.unlink()

@@ -12,11 +12,11 @@ from gigaslice.dataset.image import LAYOUT_VERSION, ImagePlan, plan
 from gigaslice.dataset.listing import Listing
 from gigaslice.dataset.pack_manifest import PackManifest
 from gigaslice.dataset.source_spec import OBJECT_KINDS
-from gigaslice.dataset_node.packing.ends import End, opened, refuse_overlap
 from gigaslice.dataset_node.packing.image_file import NAME_DIGITS, ImageFile, ProgressShown
-from gigaslice.dataset_node.packing.place import OWN_NAME, DirectoryPlace, PackPlace
+from gigaslice.dataset_node.packing.pack_location import PackLocation, open_location, refuse_overlap
+from gigaslice.dataset_node.packing.pack_target import OWN_NAME, DirectoryTarget, PackTarget
 from gigaslice.dataset_node.sources.opening import OpenedSource, effective_spec
-from gigaslice.dataset_node.sources.seam import in_thread
+from gigaslice.dataset_node.sources.protocol import in_thread
 from gigaslice.runtime.files import remedy
 from gigaslice.units import format_bytes
 
@@ -27,8 +27,8 @@ _PATIENCE_SECONDS = 30.0  # for parts under way, so that their upload can be abo
 
 
 def make_pack(
-    source: End,
-    pack: End,
+    source: PackLocation,
+    pack: PackLocation,
     *,
     force: bool = False,
     scratch: Path = SCRATCH,
@@ -83,7 +83,7 @@ def _unshown(*_: object) -> None:
 
 
 @contextlib.contextmanager
-def _explained(pack: End) -> Iterator[None]:
+def _explained(pack: PackLocation) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -92,32 +92,32 @@ def _explained(pack: End) -> Iterator[None]:
         ) from error
 
 
-def _place(source: End, pack: End, scratch: Path) -> PackPlace:
+def _place(source: PackLocation, pack: PackLocation, scratch: Path) -> PackTarget:
     if isinstance(pack, Path):
-        return DirectoryPlace(pack.absolute())
+        return DirectoryTarget(pack.absolute())
     if pack.spec.kind not in OBJECT_KINDS:
         raise RequestError(
             f"{pack} cannot be written to; put the pack into a directory, or into s3://, gs:// or az://"
         )
     if isinstance(source, Path) and source in (scratch.resolve(), *scratch.resolve().parents):
         raise RequestError(f"the scratch directory {scratch} is in {source}; name one outside of it")
-    from gigaslice.dataset_node.packing.object_place import ObjectPlace  # noqa: PLC0415  (a library of some MiB)
+    from gigaslice.dataset_node.packing.object_store_target import ObjectStoreTarget  # noqa: PLC0415  (a library of some MiB)
     from gigaslice.dataset_node.sources.object_stores import object_stores  # noqa: PLC0415
 
     really = effective_spec(pack.spec, pack.credentials)
-    return ObjectPlace(object_stores(really, pack.credentials, local=True), really, scratch)
+    return ObjectStoreTarget(object_stores(really, pack.credentials, local=True), really, scratch)
 
 
 @contextlib.contextmanager
-def _reader(source: End) -> Iterator[OpenedSource]:
-    reader = asyncio.run(opened(source))
+def _reader(source: PackLocation) -> Iterator[OpenedSource]:
+    reader = asyncio.run(open_location(source))
     try:
         yield reader
     finally:
         asyncio.run(reader.close())
 
 
-def _accepted(place: PackPlace, pack: End, listing: Listing, force: bool) -> PackManifest | None:
+def _accepted(place: PackTarget, pack: PackLocation, listing: Listing, force: bool) -> PackManifest | None:
     """The pack that is there. Raises RequestError when something is that must not be replaced."""
     try:
         old = place.manifest()
@@ -135,7 +135,7 @@ def _accepted(place: PackPlace, pack: End, listing: Listing, force: bool) -> Pac
     return old
 
 
-def _is_of(place: PackPlace, old: PackManifest, listing: Listing) -> bool:
+def _is_of(place: PackTarget, old: PackManifest, listing: Listing) -> bool:
     """Whether the pack is complete and of LISTING; not whether its bytes are right, which takes as long as packing."""
     if old.listing_digest != listing.digest.hex() or old.layout != LAYOUT_VERSION:
         return False
@@ -143,21 +143,21 @@ def _is_of(place: PackPlace, old: PackManifest, listing: Listing) -> bool:
 
 
 def _write(
-    reader: OpenedSource, source: str, place: PackPlace, made: ImagePlan, progress: ProgressShown
+    reader: OpenedSource, source: str, place: PackTarget, layout: ImagePlan, progress: ProgressShown
 ) -> PackManifest:
-    listing = made.listing
+    listing = layout.listing
     encoded = listing.encoded()
     name = f"{listing.digest.hex()[:NAME_DIGITS]}.listing"
     with place.workspace() as where:
         try:
             place.begin(name, encoded)
-            work = ImageFile(where, made)
+            work = ImageFile(where, layout)
             digest, parts = work.fill(reader, progress)
             manifest = PackManifest(
                 source=source,
                 layout=LAYOUT_VERSION,
                 image=f"{digest[:NAME_DIGITS]}.img",
-                size=made.size,
+                size=layout.size,
                 image_digest=digest,
                 listing=name,
                 listing_size=len(encoded),
@@ -180,7 +180,7 @@ def _write(
     return manifest
 
 
-def _remove_old(place: PackPlace, old: PackManifest, new: PackManifest) -> None:
+def _remove_old(place: PackTarget, old: PackManifest, new: PackManifest) -> None:
     there = place.manifest()  # another process may have put the old one there again
     kept = {new.image, new.listing, there.image, there.listing}
     place.remove(name for name in (old.image, old.listing) if OWN_NAME.fullmatch(name) and name not in kept)

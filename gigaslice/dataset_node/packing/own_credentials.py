@@ -51,17 +51,19 @@ def credentials_in(directory: Path) -> Credentials:
         RequestError: It cannot be read, or is no directory of credentials.
     """
     try:
-        names = sorted(one for one in directory.iterdir() if not one.name.startswith(".") and one.is_file())
-        found = {one.name: _text(one) for one in names}
+        names = sorted(
+            path for path in directory.iterdir() if not path.name.startswith(".") and path.is_file()
+        )
+        values = {path.name: _text(path) for path in names}
     except OSError as error:
         raise RequestError(
             f"credentials: {error.filename or directory} cannot be read: {error.strerror}; {remedy(error)}"
         ) from None
-    if not found:
+    if not values:
         raise RequestError(
             f"credentials: {directory} has no files; write a file for each key, as access_key and secret_key"
         )
-    return Credentials(found, str(directory))
+    return Credentials(values, str(directory))
 
 
 def credentials_of_environment(spec: SourceSpec, environment: Mapping[str, str]) -> Credentials:
@@ -70,22 +72,22 @@ def credentials_of_environment(spec: SourceSpec, environment: Mapping[str, str])
     Raises:
         RequestError: A file that a variable names cannot be read.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for key, variables in _VARIABLES.get(spec.kind, {}).items():
-        value = next((environment[one] for one in variables if environment.get(one)), "")
+        value = next((environment[variable] for variable in variables if environment.get(variable)), "")
         if value and not spec.option(key):
-            found[key] = value
+            values[key] = value
     for key, variable in _FILES.get(spec.kind, {}).items():
         if path := environment.get(variable, ""):
             try:
-                found[key] = _text(Path(path))
+                values[key] = _text(Path(path))
             except OSError as error:
                 raise RequestError(
                     f"{variable}: {path} cannot be read: {error.strerror}; {remedy(error)}"
                 ) from None
     if spec.kind == "rclone":
-        found |= {name: value for name, value in environment.items() if name.startswith("RCLONE_CONFIG_")}
-    return Credentials(found, "the environment" if found else "--credentials, or the environment")
+        values |= {name: value for name, value in environment.items() if name.startswith("RCLONE_CONFIG_")}
+    return Credentials(values, "the environment" if values else "--credentials, or the environment")
 
 
 def _text(path: Path) -> str:

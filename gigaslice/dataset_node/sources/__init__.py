@@ -1,4 +1,4 @@
-"""Where datasets come from: every kind of storage behind one seam, `seam.DataSource`, opened by `opening.open_source`.
+"""Where datasets come from: every kind of storage behind `protocol.DataSource`, opened by `opening.open_source`.
 
 Nothing is imported here: who reads a directory (`posix`) loads no client of object stores.
 """

@@ -54,13 +54,13 @@ def _is_own(address: IPAddress) -> bool:
 def resolved(host: str, port: int) -> list[str]:
     """The addresses of HOST, best first, unchecked. Raises SourceError."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a name of a host"
         raise SourceError(
             f"host {plain(host)} cannot be resolved: {reason}; check the source's address", retry=True
         ) from None
-    return list(dict.fromkeys(str(one[4][0]) for one in found))
+    return list(dict.fromkeys(str(answer[4][0]) for answer in answers))
 
 
 def checked_addresses(host: str, port: int) -> list[str]:

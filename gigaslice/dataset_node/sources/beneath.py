@@ -54,9 +54,9 @@ def open_beneath(root: int, path: bytes, *, directory: bool = False) -> int:
     if not _missing:
         how = _how_directory if directory else HOW
         for _ in range(_AGAIN):
-            found = _syscall(_OPENAT2, root, path, how, len(how))
-            if found >= 0:
-                return int(found)
+            result = _syscall(_OPENAT2, root, path, how, len(how))
+            if result >= 0:
+                return int(result)
             number = ctypes.get_errno()
             if number not in (errno.EAGAIN, errno.EINTR):  # a rename during the look-up
                 break

@@ -146,13 +146,13 @@ def _slots(library: Path, name: bytes) -> list[int]:
 
     relocations = memory(dynamic.get(_DT_RELA, 0), dynamic.get(_DT_RELASZ, 0))
     relocations += memory(dynamic.get(_DT_JMPREL, 0), dynamic.get(_DT_PLTRELSZ, 0))
-    found = []
+    addresses = []
     for offset, info, _ in struct.iter_unpack(_RELOCATION, relocations):
         if symbol := info >> 32:
             (at,) = struct.unpack("<I", memory(dynamic[_DT_SYMTAB] + symbol * _SYMBOL, 4))
             if memory(dynamic[_DT_STRTAB] + at, len(name) + 1) == name + b"\0":
-                found.append(base + offset)
-    return found
+                addresses.append(base + offset)
+    return addresses
 
 
 def _loaded(library: Path) -> tuple[int, dict[int, int]]:
@@ -169,7 +169,7 @@ def _loaded(library: Path) -> tuple[int, dict[int, int]]:
             if kind == _PT_DYNAMIC:
                 file.seek(offset)
                 dynamic = dict(struct.iter_unpack("<QQ", file.read(stored)))
-    low = min((one[3] for one in segments if one[0] == _PT_LOAD), default=0)
+    low = min((segment[3] for segment in segments if segment[0] == _PT_LOAD), default=0)
     real = os.path.realpath(library)
     for start, _, _, offset, path in _mappings():
         if path == real and offset == 0:

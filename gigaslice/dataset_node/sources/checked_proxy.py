@@ -88,9 +88,9 @@ class CheckedProxy:
     def issue(self) -> ProxyPass:
         """A pass for one source, until `withdraw`."""
         word = secrets.token_hex(16)
-        made = ProxyPass(f"http://source:{word}@127.0.0.1:{self._listener.getsockname()[1]}")
-        self._passes[base64.b64encode(f"source:{word}".encode())] = made
-        return made
+        proxy_pass = ProxyPass(f"http://source:{word}@127.0.0.1:{self._listener.getsockname()[1]}")
+        self._passes[base64.b64encode(f"source:{word}".encode())] = proxy_pass
+        return proxy_pass
 
     def withdraw(self, given: ProxyPass) -> None:
         """Ends a pass; connections that are open stay."""
@@ -314,12 +314,12 @@ def checked_proxy() -> CheckedProxy:
     with _lock:
         if not _shared:
             try:
-                made = CheckedProxy()
+                proxy = CheckedProxy()
             except OSError as error:
                 raise SourceError(
                     f"no port of the loopback address can be listened on: {error.strerror}; look after the node",
                     retry=True,
                 ) from None
-            made.start()
-            _shared.append(made)
+            proxy.start()
+            _shared.append(proxy)
         return _shared[0]

@@ -63,10 +63,10 @@ class Credentials:
 
     def get(self, name: str) -> str:
         """The value for NAME, under any of its usual keys; empty where there is none."""
-        for one in _NAMES[name]:
-            found = self._by_name.get(one, "")
-            if found:
-                return found if name in ("service_account", "ca") else found.strip()
+        for alias in _NAMES[name]:
+            value = self._by_name.get(alias, "")
+            if value:
+                return value if name in ("service_account", "ca") else value.strip()
         return ""
 
     def exact(self) -> Iterator[tuple[str, str]]:

@@ -13,8 +13,8 @@ __all__ = ["IPAddress", "is_forbidden", "meanings"]
 IPAddress = IPv4Address | IPv6Address
 
 _METADATA_IPV4 = frozenset(
-    IPv4Address(one)
-    for one in (
+    IPv4Address(address)
+    for address in (
         "169.254.169.254",  # AWS, Google Cloud, Azure, Oracle, OpenStack, Hetzner, DigitalOcean and most others
         "169.254.170.2",  # AWS ECS, credentials of a task
         "169.254.170.23",  # AWS EKS, credentials of a pod
@@ -26,8 +26,8 @@ _METADATA_IPV4 = frozenset(
     )
 )
 _METADATA_IPV6 = tuple(
-    IPv6Network(one)
-    for one in (
+    IPv6Network(network)
+    for network in (
         "fd00:ec2::/32",  # AWS: ::254 metadata, ::23 credentials of a pod, ::253 DNS, ::123 time
         "fd20:ce::/48",  # Google Cloud: ::254
         "fd00:c1::/48",  # Oracle Cloud: ::a9fe:a9fe
@@ -38,8 +38,8 @@ _THIS_NETWORK = IPv4Network("0.0.0.0/8")  # Linux connects 0.0.0.0 to itself
 _BROADCAST = IPv4Address("255.255.255.255")
 
 _IPV4_AT_THE_END = tuple(
-    IPv6Network(one)
-    for one in (
+    IPv6Network(network)
+    for network in (
         "::ffff:0:0/96",  # mapped (RFC 4291): the kernel speaks IPv4 to it
         "::/96",  # compatible (RFC 4291)
         "::ffff:0:0:0/96",  # translated (RFC 2765)
@@ -63,7 +63,7 @@ def is_forbidden(address: str) -> bool:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:
         return True
-    return any(_is_special(one) for one in meanings(parsed))
+    return any(_is_special(meaning) for meaning in meanings(parsed))
 
 
 def meanings(address: IPAddress) -> tuple[IPAddress, ...]:
@@ -81,7 +81,7 @@ def meanings(address: IPAddress) -> tuple[IPAddress, ...]:
     if address in _LOCAL_NAT64:
         readings = (low, *(_translated(address, length) for length in (48, 56, 64)))
         # zeros are those of a longer prefix or of a suffix; no gateway passes them on
-        embedded += [one for one in readings if one not in _THIS_NETWORK]
+        embedded += [reading for reading in readings if reading not in _THIS_NETWORK]
     if address in _SIX_TO_FOUR:
         embedded.append(_bits(address, 16))
     if address in _TEREDO:  # the relay's, and the host's behind it, whose bits are turned

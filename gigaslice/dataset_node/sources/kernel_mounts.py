@@ -92,11 +92,11 @@ class KernelMounts:
     def _name(self, spec: SourceSpec, credentials: Credentials) -> str:
         """The directory of a mount: another one for other credentials, of which it shows nothing."""
         given = (
-            [credentials.get(one) for one in ("ceph_user", "ceph_secret")] if spec.kind == "cephfs" else []
+            [credentials.get(name) for name in ("ceph_user", "ceph_secret")] if spec.kind == "cephfs" else []
         )
-        made = hasher(self._salt)
-        made.update(repr((spec.kind, spec.location, spec.options, given)).encode("utf-8", "surrogatepass"))
-        return made.hexdigest()[:32]
+        digest = hasher(self._salt)
+        digest.update(repr((spec.kind, spec.location, spec.options, given)).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()[:32]
 
     def _mount(self, spec: SourceSpec, credentials: Credentials, where: Path) -> None:
         try:
@@ -168,7 +168,7 @@ def checked_servers(spec: SourceSpec) -> str:
     if spec.kind == "lustre":
         return _NID.sub(_checked_nid, spec.server)
     if spec.kind == "cephfs":
-        return ",".join(_with_port(one) for one in spec.server.split(","))
+        return ",".join(_with_port(server) for server in spec.server.split(","))
     address = _address(spec.server.strip("[]"))
     if spec.kind == "nfs":
         return spec.server if spec.option("sec").startswith("krb5") else _bracketed(address)
@@ -230,13 +230,13 @@ def nfs_options(spec: SourceSpec, given: dict[str, str] | None = None, *, rdma: 
 
 
 def _given(spec: SourceSpec) -> dict[str, str]:
-    found = {name: value for name, value in spec.options if name != "fetchers"}
-    for name, value in found.items():
+    options = {name: value for name, value in spec.options if name != "fetchers"}
+    for name, value in options.items():
         if not _VALUE.fullmatch(value):
             raise RequestError(
                 f"option {name} of a {spec.kind} source has characters that no mount option has"
             )
-    return found
+    return options
 
 
 def _listed(options: dict[str, str]) -> list[str]:

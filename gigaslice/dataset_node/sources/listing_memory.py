@@ -30,9 +30,9 @@ _CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 def _memory_limit(files: tuple[Path, ...] = _CGROUP) -> int | None:
     """What this process's container may use; None where there is no limit, or none that can be read."""
-    for one in files:
+    for path in files:
         try:
-            text = one.read_text().strip()
+            text = path.read_text().strip()
         except OSError:
             continue
         return int(text) if text.isdigit() and int(text) < 1 << 50 else None

@@ -50,15 +50,15 @@ def _installed() -> bool:
     connects = CheckedConnects(lambda address: address in _permitted or may_connect(address))
     try:
         connects.replace_in(Path(_obstore.__file__))
-        seen = _is_called(connects)
+        is_called = _is_called(connects)
     except (OSError, ValueError, KeyError) as error:
         get_logger("sources").warning("object stores are read through a proxy", detail=str(error))
         return False
-    if not seen:
+    if not is_called:
         get_logger("sources").warning(
             "object stores are read through a proxy", detail="connect(2) is not the library's own"
         )
-    return seen
+    return is_called
 
 
 def _is_called(connects: CheckedConnects) -> bool:

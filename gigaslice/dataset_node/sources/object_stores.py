@@ -25,7 +25,7 @@ from gigaslice.dataset_node.sources.checked_proxy import CheckedProxy, ProxyPass
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.object_connections import keep_to_checked, permit
 from gigaslice.dataset_node.sources.panics import LibraryPanicError, panics_raised
-from gigaslice.dataset_node.sources.seam import SourceBusyError, changed
+from gigaslice.dataset_node.sources.protocol import SourceBusyError, changed
 from gigaslice.kube.json_text import read_json
 from gigaslice.text import plain
 
@@ -103,8 +103,8 @@ class ObjectStores:
                 f"the client of {self.what} has failed for {subject}; check bucket, endpoint and credentials"
             )
         text = str(error)
-        found = _STATUS.search(text)
-        status = int(found[1]) if found else 0
+        match = _STATUS.search(text)
+        status = int(match[1]) if match else 0
         coded = _CODE.search(text)
         code = f" ({coded[1]})" if coded else ""
         if (
@@ -272,9 +272,9 @@ def _gs(spec: SourceSpec, credentials: Credentials) -> _Built:
     config: Any = {"base_url": endpoint, "skip_signature": True}
     if account and not _flag(spec, "anonymous"):
         try:
-            found = read_json(account)
+            document = read_json(account)
             # other keys of the file name servers, and would send the credentials and the requests to them
-            kept = {name: str(found[name]) for name in _ACCOUNT_KEYS if name in found}
+            kept = {name: str(document[name]) for name in _ACCOUNT_KEYS if name in document}
         except (ValueError, TypeError):
             raise RequestError(
                 f"the service account in {credentials.where} is no JSON key file of Google Cloud"
@@ -311,7 +311,7 @@ def _az(spec: SourceSpec, credentials: Credentials) -> _Built:
     }
     kinds = {"account_key": "access_key", "sas_token": "sas_token", "token": "bearer_token",
              "client_secret": "client_secret"}  # fmt: skip
-    given = next((one for one in names if credentials.get(one)), "")
+    given = next((name for name in names if credentials.get(name)), "")
     if given and not _flag(spec, "anonymous"):
         config |= {
             names[given]: _word(credentials, given),

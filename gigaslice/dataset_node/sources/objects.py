@@ -18,7 +18,7 @@ from gigaslice.dataset.errors import SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing, shown
 from gigaslice.dataset_node.sources.object_stores import FAILURES, ObjectStores
 from gigaslice.dataset_node.sources.panics import panics_raised
-from gigaslice.dataset_node.sources.seam import Sink, Stop, changed, in_thread
+from gigaslice.dataset_node.sources.protocol import CancelFlag, Sink, changed, in_thread
 from gigaslice.text import plain
 
 __all__ = ["ObjectSource"]
@@ -53,39 +53,39 @@ class ObjectSource:
         """Lists every object below the prefix. Raises as `DataSource.list`."""
         return await in_thread("dataset-list", lambda stop: self._list(limits, stop))
 
-    def _list(self, limits: Limits, stop: Stop) -> Listing:
-        found: list[Entry] = []
+    def _list(self, limits: Limits, stop: CancelFlag) -> Listing:
+        listed: list[Entry] = []
         text = 0
         try:
             with panics_raised():
                 for page in obstore.list(self._listing, self._prefix or None, chunk_size=_PAGE):
-                    entries = [self._entry(one) for one in page]
-                    found += entries
-                    text += sum(len(one.path) + len(one.version) for one in entries)
-                    limits.check(len(found), text)
+                    entries = [self._entry(item) for item in page]
+                    listed += entries
+                    text += sum(len(entry.path) + len(entry.version) for entry in entries)
+                    limits.check(len(listed), text)
                     if stop:
                         break
-                if not found and self._prefix:
-                    one = self._listing.head(self._prefix)
+                if not listed and self._prefix:
+                    item = self._listing.head(self._prefix)
                     self._single = True
-                    found.append(self._entry(one))
+                    listed.append(self._entry(item))
         except FileNotFoundError:
             raise SourceError(
                 f"{self._what} has nothing at {shown(self._prefix.encode())}; check bucket and prefix"
             ) from None
         except (*FAILURES, OSError) as error:
             raise self._stores.failure(error, "the listing") from None
-        return Listing.of(_without_markers(found), limits)
+        return Listing.of(_without_markers(listed), limits)
 
-    def _entry(self, one: Any) -> Entry:
-        path = str(one["path"])
+    def _entry(self, item: Any) -> Entry:
+        path = str(item["path"])
         name = (
             path.rpartition("/")[2] if self._single else path[len(self._prefix) + 1 if self._prefix else 0 :]
         )
-        version = _quoted(one.get("e_tag")) or plain(
-            str(one.get("version") or f"{one['size']}:{one['last_modified'].timestamp():.6f}")
+        version = _quoted(item.get("e_tag")) or plain(
+            str(item.get("version") or f"{item['size']}:{item['last_modified'].timestamp():.6f}")
         )
-        return Entry(name.encode("utf-8", "surrogatepass"), EntryKind.FILE, int(one["size"]), version)
+        return Entry(name.encode("utf-8", "surrogatepass"), EntryKind.FILE, int(item["size"]), version)
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
         """Reads a range of an object. Raises as `DataSource.read_into`."""
@@ -141,16 +141,16 @@ def _quoted(tag: str | None) -> str:
     return plain(tag) if tag.endswith('"') else f'"{plain(tag)}"'
 
 
-def _without_markers(found: list[Entry]) -> list[Entry]:
-    """FOUND with empty objects that only stand for a directory made directories: consoles of stores create such."""
+def _without_markers(entries: list[Entry]) -> list[Entry]:
+    """ENTRIES with empty objects that only stand for a directory made directories: consoles of stores create such."""
     parents: set[bytes] = set()
-    for entry in found:
+    for entry in entries:
         parent = entry.path.rpartition(b"/")[0]
         while parent and parent not in parents:
             parents.add(parent)
             parent = parent.rpartition(b"/")[0]
     return [
-        Entry(one.path, EntryKind.DIRECTORY) if not one.size and one.path in parents else one
-        for one in found
-        if one.path
+        Entry(entry.path, EntryKind.DIRECTORY) if not entry.size and entry.path in parents else entry
+        for entry in entries
+        if entry.path
     ]

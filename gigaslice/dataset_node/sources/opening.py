@@ -21,14 +21,14 @@ from gigaslice.dataset.pack_manifest import MANIFEST_NAME
 from gigaslice.dataset.source_spec import MOST_TEXT, MOUNTED_KINDS, RCLONE_KINDS, SourceSpec
 from gigaslice.dataset_node.sources.checked_proxy import checked_proxy
 from gigaslice.dataset_node.sources.credentials import Credentials
+from gigaslice.dataset_node.sources.http_client import HttpClient
 from gigaslice.dataset_node.sources.kernel_mounts import KernelMounts
 from gigaslice.dataset_node.sources.pack import read_pack
 from gigaslice.dataset_node.sources.posix import PosixSource
+from gigaslice.dataset_node.sources.protocol import DataSource, ImageReader, Sink, SourceBusyError, in_thread
 from gigaslice.dataset_node.sources.rclone import RcloneSource
 from gigaslice.dataset_node.sources.rclone_remote import remote_of
 from gigaslice.dataset_node.sources.retry import backoff
-from gigaslice.dataset_node.sources.seam import DataSource, ImageReader, Sink, SourceBusyError, in_thread
-from gigaslice.dataset_node.sources.web import WebClient
 from gigaslice.dataset_node.sources.web_files import WebSource
 
 __all__ = ["OpenedSource", "effective_spec", "open_source"]
@@ -88,7 +88,9 @@ class OpenedSource:
             return await self._packed(self.inner.find, limits) or await self.inner.list(limits)
         listing = await self.inner.list(limits)
         top = {
-            one.path: one for one in listing.entries if b"/" not in one.path and one.kind is EntryKind.FILE
+            entry.path: entry
+            for entry in listing.entries
+            if b"/" not in entry.path and entry.kind is EntryKind.FILE
         }
         if MANIFEST_NAME.encode() not in top:
             return listing
@@ -96,10 +98,10 @@ class OpenedSource:
 
     async def _packed(self, find: Callable[[str], Entry | None], limits: Limits) -> Listing | None:
         what = self.spec.canonical
-        found = await in_thread("dataset-list", lambda _: read_pack(self.inner, find, what, limits))
-        if found is None:
+        packed = await in_thread("dataset-list", lambda _: read_pack(self.inner, find, what, limits))
+        if packed is None:
             return None
-        self.image, listing = found
+        self.image, listing = packed
         return listing
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
@@ -125,16 +127,16 @@ def effective_spec(spec: SourceSpec, credentials: Credentials) -> SourceSpec:
         return SourceSpec(spec.kind, f"{identity}@{spec.location}", spec.options)
     options = dict(spec.options)
     for name in {"s3": ("endpoint",), "gs": (), "az": ("endpoint", "account")}.get(spec.kind, ()):
-        said = credentials.get(name).rstrip("/")
-        if not said:
+        value = credentials.get(name).rstrip("/")
+        if not value:
             continue
-        if name == "endpoint" and "://" not in said:
-            said = f"https://{said}"
-        if options.setdefault(name, said) != said:
+        if name == "endpoint" and "://" not in value:
+            value = f"https://{value}"
+        if options.setdefault(name, value) != value:
             raise RequestError(
                 f"{credentials.where} and the options name different values for {name}; remove one of them"
             )
-    if sum(len(one) for one in options.values()) > MOST_TEXT:
+    if sum(len(text) for text in options.values()) > MOST_TEXT:
         raise RequestError(
             f"the endpoint or account in {credentials.where} is too long; write at most {MOST_TEXT} characters"
         )
@@ -248,5 +250,5 @@ def _web(spec: SourceSpec, credentials: Credentials, *, local: bool) -> WebSourc
             f"{spec.canonical} has no server; write it as {spec.kind}://host:port/path"
         ) from None
     base = urlsplit(f"{spec.kind}://{spec.server}")
-    client = WebClient(base, headers, local=local, context=context)
+    client = HttpClient(base, headers, local=local, context=context)
     return WebSource(client, unquote(spec.path), index=spec.option("manifest", "index.json"))

@@ -17,7 +17,7 @@ from gigaslice.dataset.errors import ImageError, ListingError, SourceError
 from gigaslice.dataset.image import LAYOUT_VERSION
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
 from gigaslice.dataset.pack_manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, PackManifest
-from gigaslice.dataset_node.sources.seam import DataSource, Sink
+from gigaslice.dataset_node.sources.protocol import DataSource, Sink
 
 __all__ = ["Pack", "read_pack"]
 
@@ -51,10 +51,10 @@ class Pack:
         if digest == manifest.image_digest:
             return
         for part in manifest.ranges:
-            found = hasher()
+            digest_of_part = hasher()
             for at in range(part.offset, part.offset + part.size, _CHUNK):
-                found.update(read(at, min(_CHUNK, part.offset + part.size - at)))
-            if found.hexdigest() != part.blake3:
+                digest_of_part.update(read(at, min(_CHUNK, part.offset + part.size - at)))
+            if digest_of_part.hexdigest() != part.blake3:
                 raise SourceError(
                     f"the pack {self._what} is damaged between bytes {part.offset} and {part.offset + part.size} of "
                     f"{manifest.image}; copy it again, or make the pack anew"
@@ -110,13 +110,14 @@ def read_pack(
         raise ListingError(f"{what}: {error}") from None
     version = f"pack:{manifest.image_digest}"
     renamed = [
-        one._replace(version=version) if one.kind is EntryKind.FILE else one for one in listing.entries
+        entry._replace(version=version) if entry.kind is EntryKind.FILE else entry
+        for entry in listing.entries
     ]
     return Pack(source, manifest, image, what), Listing.of(renamed, limits)
 
 
 def _read(source: DataSource, entry: Entry) -> bytes:
-    found: list[bytes] = []
+    chunks: list[bytes] = []
     for at in range(0, entry.size, _CHUNK):
-        source.read_into(entry, at, min(_CHUNK, entry.size - at), lambda _, data: found.append(bytes(data)))
-    return b"".join(found)
+        source.read_into(entry, at, min(_CHUNK, entry.size - at), lambda _, data: chunks.append(bytes(data)))
+    return b"".join(chunks)

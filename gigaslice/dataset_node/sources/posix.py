@@ -23,7 +23,7 @@ from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing, shown
 from gigaslice.dataset_node.sources._tree import look_up, read_file, read_names
 from gigaslice.dataset_node.sources.beneath import HOW, NO_OPENAT2, open_beneath, openat2_missing
-from gigaslice.dataset_node.sources.seam import Sink, Stop, changed, in_thread
+from gigaslice.dataset_node.sources.protocol import CancelFlag, Sink, changed, in_thread
 
 __all__ = ["PosixSource"]
 
@@ -80,10 +80,10 @@ class PosixSource:
             "dataset-walk", lambda stop: self._list(limits, stop), patience=_PATIENCE_SECONDS
         )
 
-    def _list(self, limits: Limits, stop: Stop) -> Listing:
+    def _list(self, limits: Limits, stop: CancelFlag) -> Listing:
         walk = _Walk(self._root, limits, stop)
-        found = walk.run()
-        return Listing.of(_settled(self._root, found, walk.new, stop), limits)
+        entries = walk.run()
+        return Listing.of(_settled(self._root, entries, walk.new, stop), limits)
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
         """Reads a range of a file. Raises as `DataSource.read_into`."""
@@ -104,16 +104,16 @@ class PosixSource:
         if openat2_missing() or not 0 <= size <= entry.size or not version.isascii():
             return False
         try:
-            found = read_file(self._root, path, HOW, version, offset, size)
+            data = read_file(self._root, path, HOW, version, offset, size)
         except OSError as error:
             if error.errno in NO_OPENAT2:
                 return False
             raise _unreadable(path, error) from None
-        if isinstance(found, str):
-            raise changed(path, found)
-        if found:
-            sink(offset, found)
-        return found is not None
+        if isinstance(data, str):
+            raise changed(path, data)
+        if data:
+            sink(offset, data)
+        return data is not None
 
     def _read(self, fd: int, entry: Entry, offset: int, size: int, sink: Sink) -> None:
         before = _status(fd, entry)
@@ -166,11 +166,11 @@ def _status(fd: int, entry: Entry) -> os.stat_result:
         raise _unreadable(entry.path, error) from None
 
 
-def _version(found: os.stat_result) -> str:
-    return f"{found.st_size}:{found.st_mtime_ns}"
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_size}:{status.st_mtime_ns}"
 
 
-class _Busy:
+class _BusyCount:
     """Whether a thread works or waits."""
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class _Walk:
     time of a round trip there are soon many. On a local disk they would only wait for each other.
     """
 
-    def __init__(self, root: int, limits: Limits, stop: Stop) -> None:
+    def __init__(self, root: int, limits: Limits, stop: CancelFlag) -> None:
         self._root = root
         self._limits = limits
         self._stop = stop
@@ -219,15 +219,15 @@ class _Walk:
         return self._found
 
     def _work(self) -> None:
-        busy = _Busy()
+        busy = _BusyCount()
         while (path := self._next()) is not None:
-            found: list[Entry] = []
+            entries: list[Entry] = []
             below: list[bytes] = []
             new: list[bytes] = []
             failure: BaseException | None = None
             text = 0
             try:
-                text = self._directory(path, found, below, new, busy)
+                text = self._directory(path, entries, below, new, busy)
             except (SourceError, ListingError) as error:
                 failure = error
             except OSError as error:
@@ -235,7 +235,7 @@ class _Walk:
             except BaseException as error:  # noqa: BLE001  (the other threads wait for this directory)
                 failure = error
             with self._wake:
-                self._found += found
+                self._found += entries
                 self._text += text
                 self._waiting += below
                 self.new.update(new)
@@ -262,12 +262,12 @@ class _Walk:
         """Has one thread more, where a directory waits for one."""
         with self._wake:
             if self._waiting and len(self._threads) < _WALKERS - 1 and self._failure is None:
-                one = threading.Thread(target=self._work, name="dataset-walk", daemon=True)
-                self._threads.append(one)
-                one.start()
+                thread = threading.Thread(target=self._work, name="dataset-walk", daemon=True)
+                self._threads.append(thread)
+                thread.start()
 
     def _directory(
-        self, path: bytes, found: list[Entry], below: list[bytes], new: list[bytes], busy: _Busy
+        self, path: bytes, entries: list[Entry], below: list[bytes], new: list[bytes], busy: _BusyCount
     ) -> int:
         """Lists one directory. Returns the bytes of its entries' texts."""
         fd = open_beneath(self._root, path or b".", directory=True)
@@ -284,20 +284,20 @@ class _Walk:
                     if busy.waits():
                         self._help()
                     at, more = look_up(
-                        fd, names, at, prefix, newest, Entry, EntryKind.FILE, found, others, new
+                        fd, names, at, prefix, newest, Entry, EntryKind.FILE, entries, others, new
                     )
                     text += more
                     for name, mode in others:
                         entry = _other(fd, prefix, name, mode)
                         if entry is not None:
-                            found.append(entry)
+                            entries.append(entry)
                             text += len(entry.path) + len(entry.version) + len(entry.target)
                             if entry.kind is EntryKind.DIRECTORY:
                                 below.append(entry.path)
                     others.clear()
-                    if len(found) >= checked:
-                        checked = len(found) + _CHECK
-                        self._limits.check(len(self._found) + len(found), self._text + text)
+                    if len(entries) >= checked:
+                        checked = len(entries) + _CHECK
+                        self._limits.check(len(self._found) + len(entries), self._text + text)
             return text
         finally:
             os.close(fd)
@@ -306,13 +306,13 @@ class _Walk:
 def _entry(directory: int, prefix: bytes, name: bytes) -> Entry | None:
     """The entry of NAME; none where it was removed. Raises SourceError and OSError."""
     try:
-        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return None
-    if stat.S_ISREG(found.st_mode):
-        executable = bool(found.st_mode & stat.S_IXUSR)
-        return Entry(prefix + name, EntryKind.FILE, found.st_size, _version(found), executable=executable)
-    return _other(directory, prefix, name, found.st_mode)
+    if stat.S_ISREG(status.st_mode):
+        executable = bool(status.st_mode & stat.S_IXUSR)
+        return Entry(prefix + name, EntryKind.FILE, status.st_size, _version(status), executable=executable)
+    return _other(directory, prefix, name, status.st_mode)
 
 
 def _other(directory: int, prefix: bytes, name: bytes, mode: int) -> Entry | None:
@@ -332,17 +332,17 @@ def _other(directory: int, prefix: bytes, name: bytes, mode: int) -> Entry | Non
     raise SourceError(f"{shown(path)} is {kind}; a dataset has files, directories and links: remove it")
 
 
-def _settled(root: int, found: list[Entry], new: set[bytes], stop: Stop) -> list[Entry]:
-    """FOUND, with the files that were written just before they were looked up, NEW, looked up once more.
+def _settled(root: int, entries: list[Entry], new: set[bytes], stop: CancelFlag) -> list[Entry]:
+    """ENTRIES, with the files that were written just before they were looked up, NEW, looked up once more.
 
     A file's time has the grain of the kernel's clock: a file that is written again within one tick keeps its version.
     After a tick it cannot, so what is so new is looked up again.
     """
     if not new or stop.wait(_SETTLE_NS / 1e9):
-        return found
+        return entries
     gone: set[int] = set()
-    for index in [index for index, entry in enumerate(found) if entry.path in new]:
-        path = found[index].path
+    for index in [index for index, entry in enumerate(entries) if entry.path in new]:
+        path = entries[index].path
         parent, slash, name = path.rpartition(b"/")
         try:
             fd = open_beneath(root, parent or b".", directory=True)
@@ -356,8 +356,8 @@ def _settled(root: int, found: list[Entry], new: set[bytes], stop: Stop) -> list
         if entry is None:
             gone.add(index)
         else:
-            found[index] = entry
-    return [entry for index, entry in enumerate(found) if index not in gone] if gone else found
+            entries[index] = entry
+    return [entry for index, entry in enumerate(entries) if index not in gone] if gone else entries
 
 
 def _unreadable(path: bytes, error: OSError) -> SourceError:

@@ -25,10 +25,10 @@ from urllib.parse import quote, urlsplit
 from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
 from gigaslice.dataset_node.sources.checked_proxy import CheckedProxy, ProxyPass
+from gigaslice.dataset_node.sources.http_client import HttpClient
+from gigaslice.dataset_node.sources.protocol import CancelFlag, Sink, in_thread
 from gigaslice.dataset_node.sources.rclone_process import RcloneProcesses
 from gigaslice.dataset_node.sources.rclone_remote import RcloneRemote
-from gigaslice.dataset_node.sources.seam import Sink, Stop, in_thread
-from gigaslice.dataset_node.sources.web import WebClient
 from gigaslice.dataset_node.sources.web_files import read_range
 from gigaslice.kube.json_text import read_json
 
@@ -73,7 +73,7 @@ class RcloneSource:
         self._run = run
         self._what = what
         self._through = through
-        self._client = WebClient(urlsplit("http://rclone/"), unix=str(directory / "s"))
+        self._client = HttpClient(urlsplit("http://rclone/"), unix=str(directory / "s"))
 
     @staticmethod
     async def open(
@@ -106,32 +106,32 @@ class RcloneSource:
                 f"rclone on this node has no {flag}, without which the addresses that it connects to are not checked; "
                 "install 1.70 or newer (or an administrator allows all addresses: --local-addresses on)"
             )
-        made = Path(tempfile.mkdtemp(prefix="rclone-", dir=_enterable(directory)))
+        socket_directory = Path(tempfile.mkdtemp(prefix="rclone-", dir=_enterable(directory)))
         try:
             if run.user is not None:
-                os.chown(made, run.user, run.user)
+                os.chown(socket_directory, run.user, run.user)
             environment = await in_thread("dataset-rclone", lambda _: run.environment())
             process = run.start(
-                ["serve", "http", "--addr", f"unix://{made / 's'}", "--read-only", "--dir-cache-time", "10s",
-                 "--poll-interval", "0", "--buffer-size", "0", run.place],
+                ["serve", "http", "--addr", f"unix://{socket_directory / 's'}", "--read-only",
+                 "--dir-cache-time", "10s", "--poll-interval", "0", "--buffer-size", "0", run.place],
                 environment,
             )  # fmt: skip
         except BaseException:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(socket_directory, ignore_errors=True)
             raise
-        found = RcloneSource(process, made, run, what, through)
+        source = RcloneSource(process, socket_directory, run, what, through)
         try:
-            await in_thread("dataset-rclone", found._wait_for_socket)
+            await in_thread("dataset-rclone", source._wait_for_socket)
         except BaseException:
-            await found.close()
+            await source.close()
             raise
-        return found
+        return source
 
-    def _wait_for_socket(self, stop: Stop) -> None:
+    def _wait_for_socket(self, stop: CancelFlag) -> None:
         end = time.monotonic() + _START_SECONDS
         while not (self._directory / "s").is_socket():
             if self._process.poll() is not None:
-                raise self._failure(self._run.said(self._process))
+                raise self._failure(self._run.error_output(self._process))
             if time.monotonic() > end or stop.wait(0.02):
                 raise SourceError(
                     f"rclone does not start for {self._what}; run it by hand on the node", retry=True
@@ -153,8 +153,8 @@ class RcloneSource:
                 target=self._run.end, args=(process,), name="dataset-rclone", daemon=True
             ).start()
 
-    def _listed(self, process: subprocess.Popen[bytes], limits: Limits, stop: Stop) -> Listing:
-        found: list[Entry] = []
+    def _listed(self, process: subprocess.Popen[bytes], limits: Limits, stop: CancelFlag) -> Listing:
+        entries: list[Entry] = []
         text_bytes = 0
         assert process.stdout is not None
         with process.stdout as lines:
@@ -163,21 +163,21 @@ class RcloneSource:
                 if not text.startswith(b"{"):
                     continue
                 try:
-                    found.append(_entry(text))
+                    entries.append(_entry(text))
                 except (ValueError, KeyError, TypeError):
                     raise ListingError(
                         f"{self._what} is listed by rclone in a form that is not known"
                     ) from None
-                text_bytes += len(found[-1].path) + len(found[-1].version)
-                if not len(found) % _CHECK:
-                    limits.check(len(found), text_bytes)
+                text_bytes += len(entries[-1].path) + len(entries[-1].version)
+                if not len(entries) % _CHECK:
+                    limits.check(len(entries), text_bytes)
                 if stop:
                     process.kill()
                     break
-        limits.check(len(found), text_bytes)
+        limits.check(len(entries), text_bytes)
         if process.wait() != 0 and not stop:
-            raise self._failure(self._run.said(process))
-        return Listing.of(found, limits)
+            raise self._failure(self._run.error_output(process))
+        return Listing.of(entries, limits)
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
         """Reads a range of a file. Raises as `DataSource.read_into`."""
@@ -198,9 +198,9 @@ class RcloneSource:
             proxy, given = self._through
             proxy.withdraw(given)
 
-    def _failure(self, said: str) -> SourceError:
+    def _failure(self, message: str) -> SourceError:
         refusal = self._through[1].refused() if self._through is not None else None
-        return refusal or _failure(self._what, said)
+        return refusal or _failure(self._what, message)
 
 
 def _enterable(directory: Path | None) -> Path | None:
@@ -212,20 +212,20 @@ def _enterable(directory: Path | None) -> Path | None:
 
 
 def _entry(text: bytes) -> Entry:
-    found = read_json(text)
-    path = str(found["Path"]).encode()
-    if found["IsDir"]:
+    document = read_json(text)
+    path = str(document["Path"]).encode()
+    if document["IsDir"]:
         return Entry(path, EntryKind.DIRECTORY)
-    size = found["Size"]
+    size = document["Size"]
     if not isinstance(size, int) or size < 0:
         raise ListingError(
-            f"{found['Path']!r} has no size that rclone can tell; it cannot be a dataset's file"
+            f"{document['Path']!r} has no size that rclone can tell; it cannot be a dataset's file"
         )
-    return Entry(path, EntryKind.FILE, size, f"{size}:{found['ModTime']}")
+    return Entry(path, EntryKind.FILE, size, f"{size}:{document['ModTime']}")
 
 
-def _failure(what: str, said: str) -> SourceError:
+def _failure(what: str, message: str) -> SourceError:
     for pattern, text, retry in _FAILURES:
-        if pattern.search(said):
+        if pattern.search(message):
             return SourceError(f"{what} {text}", retry=retry)
     return SourceError(f"rclone fails for {what}; run it by hand with the same remote to see why")

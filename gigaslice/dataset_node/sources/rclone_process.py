@@ -112,9 +112,9 @@ class RcloneProcesses:
     def end(self, process: subprocess.Popen[bytes]) -> None:
         """Waits for a process that was killed. Blocking."""
         process.wait()
-        self.said(process)
+        self.error_output(process)
 
-    def said(self, process: subprocess.Popen[bytes]) -> str:
+    def error_output(self, process: subprocess.Popen[bytes]) -> str:
         """The end of what it wrote to its standard error: to be judged, not to be shown."""
         errors = self._errors.pop(process.pid, None)
         if errors is None:

@@ -64,15 +64,15 @@ class RcloneRemote:
 
     def __init__(self, parameters: Mapping[str, str], path: str, *, obscured: bool) -> None:
         kind = parameters.get("type", "")
-        known = _BACKENDS.get(kind)
-        if known is None:
+        allowed = _BACKENDS.get(kind)
+        if allowed is None:
             raise RequestError(
                 f"rclone remotes of type {kind[:40]!r} are not read here; there are {', '.join(sorted(_BACKENDS))}"
             )
         for name, value in parameters.items():
-            if name != "type" and name not in known:
+            if name != "type" and name not in allowed:
                 raise RequestError(
-                    f"a remote of type {kind} may not have {name[:40]!r} here; there are {', '.join(sorted(known))}"
+                    f"a remote of type {kind} may not have {name[:40]!r} here; there are {', '.join(sorted(allowed))}"
                 )
             if not _SAFE.fullmatch(value):
                 raise RequestError(f"{name} of the rclone remote has a NUL byte")
@@ -90,8 +90,8 @@ class RcloneRemote:
     @property
     def identity(self) -> str:
         """What of the parameters says which storage it is: a part of the dataset's key."""
-        said = sorted((name, value) for name, value in self._parameters.items() if name not in _SECRET)
-        return hasher(json.dumps(said).encode()).hexdigest()[:16]
+        public = sorted((name, value) for name, value in self._parameters.items() if name not in _SECRET)
+        return hasher(json.dumps(public).encode()).hexdigest()[:16]
 
     @property
     def proxy_flag(self) -> str:
@@ -105,21 +105,21 @@ class RcloneRemote:
         """
         parameters = dict(self._parameters)
         for name, servers in self._servers.items():
-            checked = [_checked(one) for one in servers]
+            checked = [_checked(server) for server in servers]
             if not self.proxy_flag:
                 parameters[name] = ",".join(checked)
         return RcloneRemote(parameters, self.path, obscured=self.obscured)
 
     def environment(self, obscure: Callable[[str], str], proxy: str = "") -> dict[str, str]:
         """The remote as rclone takes it from its environment. PROXY: the URL of what it connects through."""
-        found = {**self._parameters, **_FIXED.get(self.kind, {})}
+        parameters = {**self._parameters, **_FIXED.get(self.kind, {})}
         if proxy and self.kind in ("sftp", "ftp"):
-            found["http_proxy"] = proxy
+            parameters["http_proxy"] = proxy
         return {
             f"RCLONE_CONFIG_{REMOTE.upper()}_{name.upper()}": obscure(value)
             if name in _OBSCURED and value and not self.obscured
             else value
-            for name, value in found.items()
+            for name, value in parameters.items()
         }
 
 
@@ -129,13 +129,13 @@ def _servers(name: str, value: str) -> list[ServerAddress]:
         if name == "host":
             return [ServerAddress.parse_host(value)]
         if name == "namenode":
-            return [ServerAddress.parse(one.strip()) for one in value.split(",")]
-        found = ServerUrl.parse(value)
+            return [ServerAddress.parse(server.strip()) for server in value.split(",")]
+        url = ServerUrl.parse(value)
     except ValueError:
         raise _no_server(name) from None
-    if found.scheme not in ("http", "https", "") or (name == "url" and not found.scheme):
+    if url.scheme not in ("http", "https", "") or (name == "url" and not url.scheme):
         raise _no_server(name)
-    return [found.server]
+    return [url.server]
 
 
 def _no_server(name: str) -> RequestError:
@@ -147,7 +147,7 @@ def _checked(server: ServerAddress) -> str:
     """An address of SERVER, with the port that it has. Raises SourceError."""
     addresses, port = checked_addresses(server.host, 0), server.port
     # rclone's SMB puts address and port together without brackets
-    address = next((one for one in addresses if ":" not in one), addresses[0])
+    address = next((address for address in addresses if ":" not in address), addresses[0])
     return address if port is None else f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
@@ -160,16 +160,17 @@ def remote_of(spec: SourceSpec, credentials: Credentials) -> RcloneRemote:
     if spec.kind == "rclone":
         return _described(spec, credentials)
     user, password = credentials.get("user"), credentials.get("password")
-    found: dict[str, str]
+    parameters: dict[str, str]
     if spec.kind in ("webdav", "webdavs"):
-        found = {"type": "webdav", "url": f"http{'s' * spec.kind.endswith('s')}://{spec.server}/", "vendor": "other",
-                 "user": user, "pass": password, "bearer_token": credentials.get("token")}  # fmt: skip
+        url = f"http{'s' * spec.kind.endswith('s')}://{spec.server}/"
+        parameters = {"type": "webdav", "url": url, "vendor": "other", "user": user, "pass": password,
+                      "bearer_token": credentials.get("token")}  # fmt: skip
     elif spec.kind == "hdfs":
-        found = {"type": "hdfs", "namenode": spec.server, "username": user or "root"}
+        parameters = {"type": "hdfs", "namenode": spec.server, "username": user or "root"}
     else:
         server = _server_of(spec)
         port = "" if server.port is None else str(server.port)
-        found = {"type": spec.kind, "host": server.host, "port": port, "user": user, "pass": password}
+        parameters = {"type": spec.kind, "host": server.host, "port": port, "user": user, "pass": password}
         if spec.kind == "sftp":
             keys = [
                 value
@@ -177,8 +178,10 @@ def remote_of(spec: SourceSpec, credentials: Credentials) -> RcloneRemote:
                 if name in ("ssh-privatekey", "key_pem", "privateKey")
             ]
             # rclone takes a key on one line
-            found["key_pem"] = keys[0].strip().replace("\n", "\\n") if keys else ""
-    return RcloneRemote({name: value for name, value in found.items() if value}, spec.path, obscured=False)
+            parameters["key_pem"] = keys[0].strip().replace("\n", "\\n") if keys else ""
+    return RcloneRemote(
+        {name: value for name, value in parameters.items() if value}, spec.path, obscured=False
+    )
 
 
 def _server_of(spec: SourceSpec) -> ServerAddress:
@@ -203,9 +206,11 @@ def _described(spec: SourceSpec, credentials: Credentials) -> RcloneRemote:
                 f"rclone.conf in {credentials.where} has no readable section [{remote}]"
             ) from None
     prefix = f"RCLONE_CONFIG_{re.sub(r'[^A-Z0-9]', '_', remote.upper())}_"
-    found = {name[len(prefix) :].lower(): value for name, value in given.items() if name.startswith(prefix)}
-    if found:
-        return RcloneRemote(found, path, obscured=True)
+    parameters = {
+        name[len(prefix) :].lower(): value for name, value in given.items() if name.startswith(prefix)
+    }
+    if parameters:
+        return RcloneRemote(parameters, path, obscured=True)
     if "type" in given:
         return RcloneRemote(given, path, obscured=False)
     raise RequestError(

@@ -17,8 +17,8 @@ from urllib.parse import quote, unquote_to_bytes
 
 from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing, shown
-from gigaslice.dataset_node.sources.seam import Sink, Stop, changed, in_thread
-from gigaslice.dataset_node.sources.web import WebAnswer, WebClient
+from gigaslice.dataset_node.sources.http_client import HttpClient, HttpResponse
+from gigaslice.dataset_node.sources.protocol import CancelFlag, Sink, changed, in_thread
 from gigaslice.dataset_node.sources.web_index import index_entries
 
 __all__ = ["WebSource", "read_range", "version_of"]
@@ -40,7 +40,7 @@ class WebSource:
     """
 
     def __init__(
-        self, client: WebClient, path: str, *, index: str = "index.json", parallel: int = 64
+        self, client: HttpClient, path: str, *, index: str = "index.json", parallel: int = 64
     ) -> None:
         self.parallel = parallel
         self.image = None
@@ -65,12 +65,12 @@ class WebSource:
                 raise self._client.failure(answer, where)
             return Entry(name.encode(), EntryKind.FILE, answer.length, version_of(answer, answer.length))
 
-    def _list(self, limits: Limits, stop: Stop) -> Listing:
+    def _list(self, limits: Limits, stop: CancelFlag) -> Listing:
         where = f"{self._base}/{quote(self._index)}"
         with self._client.request(where) as answer:
             if answer.status == 200:
-                found = list(index_entries(_document(self._client, answer), where, limits))
-                return Listing.of(self._versions(found, stop), limits)
+                entries = list(index_entries(_document(self._client, answer), where, limits))
+                return Listing.of(self._versions(entries, stop), limits)
             if answer.status not in (400, 403, 404, 405, 410):
                 raise self._client.failure(answer, where)
         return Listing.of([self._one_file()], limits)
@@ -90,10 +90,10 @@ class WebSource:
             self.weak = not answer.header("ETag")
             return Entry(name, EntryKind.FILE, answer.length, version_of(answer, answer.length))
 
-    def _versions(self, found: _Entries, stop: Stop) -> _Entries:
-        """FOUND with versions where the index has none, by one HEAD each."""
+    def _versions(self, entries: _Entries, stop: CancelFlag) -> _Entries:
+        """ENTRIES with versions where the index has none, by one HEAD each."""
         missing: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for index, entry in enumerate(found):
+        for index, entry in enumerate(entries):
             if not entry.version:
                 missing.put(index)
             elif not entry.version.startswith(_ETAG):
@@ -107,18 +107,18 @@ class WebSource:
                 except queue.Empty:
                     return
                 try:
-                    found[index] = self._with_version(found[index])
+                    entries[index] = self._with_version(entries[index])
                 except BaseException as error:  # noqa: BLE001  (of a file without a version nothing would be compared)
                     failures.append(error)
 
         threads = [threading.Thread(target=work, name="dataset-list", daemon=True) for _ in range(_HEADS)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         if failures:
             raise failures[0]
-        return found
+        return entries
 
     def _with_version(self, entry: Entry) -> Entry:
         where = self._target(entry)
@@ -147,7 +147,7 @@ class WebSource:
 
 
 def read_range(
-    client: WebClient,
+    client: HttpClient,
     target: str,
     entry: Entry,
     span: tuple[int, int],
@@ -185,7 +185,7 @@ def read_range(
         )
 
 
-def _check(client: WebClient, answer: WebAnswer, entry: Entry, span: tuple[int, int]) -> None:
+def _check(client: HttpClient, answer: HttpResponse, entry: Entry, span: tuple[int, int]) -> None:
     offset, size = span
     if answer.status in (404, 410):
         raise changed(entry.path, "was removed")
@@ -212,7 +212,7 @@ def _check(client: WebClient, answer: WebAnswer, entry: Entry, span: tuple[int, 
     _check_version(answer, entry)
 
 
-def _check_version(answer: WebAnswer, entry: Entry) -> None:
+def _check_version(answer: HttpResponse, entry: Entry) -> None:
     """Compares what this answer says about the version with what was listed, where both say the same kind of thing."""
     etag = answer.header("ETag")
     if entry.version.startswith(_ETAG):
@@ -235,12 +235,12 @@ def _rfc3339(date: str) -> str:
         return ""
 
 
-def version_of(answer: WebAnswer, size: int) -> str:
+def version_of(answer: HttpResponse, size: int) -> str:
     """A file's version: its ETag, else size and Last-Modified."""
     return answer.header("ETag") or f"{size}:{answer.header('Last-Modified')}"
 
 
-def _document(client: WebClient, answer: WebAnswer) -> Iterator[bytes]:
+def _document(client: HttpClient, answer: HttpResponse) -> Iterator[bytes]:
     if answer.length is not None and answer.length > _INDEX_BYTES:
         raise ListingError(f"the index has {answer.length} bytes; at most {_INDEX_BYTES} are read")
     count = 0

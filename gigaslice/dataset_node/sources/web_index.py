@@ -22,11 +22,11 @@ _SPACE = " \t\r\n"
 _CHECK = 4096
 
 
-class _OddError(Exception):
+class _IndexSyntaxError(Exception):
     """The document has another form."""
 
 
-class _Text:
+class _JsonScanner:
     """The document's text, of which a little more than one element is in memory."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
@@ -41,13 +41,13 @@ class _Text:
         """Has more of the text. Returns whether there was any."""
         if self._ended:
             return False
-        found, size = [], 0
+        pieces, size = [], 0
         while size < _ELEMENT and not self._ended:
             piece = next(self._pieces, None)
             self._ended = piece is None
-            found.append(piece or b"")
-            size += len(found[-1])
-        self._text = self._text[self._at :] + self._decoder.decode(b"".join(found), self._ended)
+            pieces.append(piece or b"")
+            size += len(pieces[-1])
+        self._text = self._text[self._at :] + self._decoder.decode(b"".join(pieces), self._ended)
         self._at = 0
         return True
 
@@ -63,11 +63,11 @@ class _Text:
 
     def take(self, *expected: str) -> str:
         """The same, taken. Raises _OddError if it is not an EXPECTED one."""
-        found = self.next()
-        if found not in expected:
-            raise _OddError
+        character = self.next()
+        if character not in expected:
+            raise _IndexSyntaxError
         self._at += 1
-        return found
+        return character
 
     def value(self) -> Any:
         """The next value. Raises _OddError."""
@@ -76,13 +76,13 @@ class _Text:
             pass
         short = self._text[self._at : self._at + 512]
         try:
-            found, end = self._decode(short)
+            value, end = self._decode(short)
             if end == len(short):
                 raise ValueError  # a number that may go on
         except ValueError:
-            found, end = self._decode(self._text[self._at : self._at + _ELEMENT])
+            value, end = self._decode(self._text[self._at : self._at + _ELEMENT])
         self._at += end
-        return found
+        return value
 
     def objects(self) -> list[Any]:
         """The next elements of an array, of which there is one at least: many at once where they are plain objects."""
@@ -92,12 +92,12 @@ class _Text:
         end = self._text.rfind("},", self._at, self._at + _ELEMENT) + 1
         if end > 0:
             try:
-                found: list[Any] = json.loads(f"[{self._text[self._at : end]}]")
+                objects: list[Any] = json.loads(f"[{self._text[self._at : end]}]")
             except ValueError:
                 pass  # the end of the array is among them, or "}," in a name
             else:
                 self._at = end
-                return found
+                return objects
         return [self.value()]
 
 
@@ -115,31 +115,31 @@ def index_entries(pieces: Iterable[bytes], where: str, limits: Limits) -> Iterat
     """
     count = text = 0
     try:
-        for one in _elements(_Text(pieces)):
-            entry = _entry(one)
+        for element in _elements(_JsonScanner(pieces)):
+            entry = _entry(element)
             count += 1
             text += len(entry.path) + len(entry.version)
             if not count % _CHECK:
                 limits.check(count, text)
             yield entry
-    except (_OddError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (_IndexSyntaxError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ListingError(
             f'{plain(where)} is no index: it must be {{"files": [{{"path": "a/b", "size": 1}}, …]}}'
         ) from None
     limits.check(count, text)
 
 
-def _elements(text: _Text) -> Iterator[Any]:
+def _elements(text: _JsonScanner) -> Iterator[Any]:
     """The elements of "files". What else the document has is passed over."""
     text.take("{")
-    found = False
+    has_files = False
     while True:
         if text.next() != '"':
-            raise _OddError
+            raise _IndexSyntaxError
         name = text.value()
         text.take(":")
-        if name == "files" and not found:
-            found = True
+        if name == "files" and not has_files:
+            has_files = True
             text.take("[")
             if text.next() == "]":
                 text.take("]")
@@ -152,12 +152,12 @@ def _elements(text: _Text) -> Iterator[Any]:
             text.value()
         if text.take(",", "}") == "}":
             break
-    if not found or text.next():
-        raise _OddError
+    if not has_files or text.next():
+        raise _IndexSyntaxError
 
 
-def _entry(one: Any) -> Entry:
-    path, size, version = one["path"], one["size"], one.get("version", "")
+def _entry(element: Any) -> Entry:
+    path, size, version = element["path"], element["size"], element.get("version", "")
     if (
         not isinstance(path, str)
         or isinstance(size, bool)

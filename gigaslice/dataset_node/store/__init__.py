@@ -1,19 +1,19 @@
 """The node's cache of datasets: files, mounts, records, and what is deleted when."""
 
-from gigaslice.dataset_node.store.budget import Budget, Disk
-from gigaslice.dataset_node.store.cache import Part, digest_of
-from gigaslice.dataset_node.store.documents import About, Piece, Record, Volume
-from gigaslice.dataset_node.store.store import DatasetStore, Stored
+from gigaslice.dataset_node.store.budget import Budget, DiskSpace
+from gigaslice.dataset_node.store.cache import PartialImage, digest_of
+from gigaslice.dataset_node.store.documents import DatasetMetadata, Volume, VolumeRecord, VolumeSource
+from gigaslice.dataset_node.store.store import DatasetStore, StoredDataset
 
 __all__ = [
-    "About",
     "Budget",
+    "DatasetMetadata",
     "DatasetStore",
-    "Disk",
-    "Part",
-    "Piece",
-    "Record",
-    "Stored",
+    "DiskSpace",
+    "PartialImage",
+    "StoredDataset",
     "Volume",
+    "VolumeRecord",
+    "VolumeSource",
     "digest_of",
 ]

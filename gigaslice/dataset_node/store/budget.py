@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Budget", "Disk", "disk_of"]
+__all__ = ["Budget", "DiskSpace", "disk_of"]
 
 _KEEP_FREE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
+class DiskSpace:
     """A file system: its size and what an unprivileged program could still write, in bytes."""
 
     size: int
@@ -31,17 +31,17 @@ class Budget:
     capacity: int | None = None
     keep_free: float = _KEEP_FREE
 
-    def free(self, used: int, disk: Disk) -> int:
+    def free(self, used: int, disk: DiskSpace) -> int:
         """The bytes that the cache may still take where it has USED so many. Negative: it has too many already."""
         below = disk.available - int(disk.size * self.keep_free)
         return below if self.capacity is None else min(below, self.capacity - used)
 
 
-def disk_of(root: Path) -> Callable[[], Disk]:
+def disk_of(root: Path) -> Callable[[], DiskSpace]:
     """A function that asks the file system of a directory. It raises OSError."""
 
-    def ask() -> Disk:
-        found = os.statvfs(root)
-        return Disk(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+    def ask() -> DiskSpace:
+        status = os.statvfs(root)
+        return DiskSpace(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
 
     return ask

@@ -14,21 +14,21 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from gigaslice.dataset.errors import CacheFullError, QuotaError
-from gigaslice.dataset.eviction import Cached, idle_since, room_for, to_evict
+from gigaslice.dataset.eviction import EvictionCandidate, idle_since, room_for, to_evict
 from gigaslice.dataset_node.mounts import MountError, Mounts, top_at
-from gigaslice.dataset_node.store.budget import Budget, Disk
+from gigaslice.dataset_node.store.budget import Budget, DiskSpace
 from gigaslice.dataset_node.store.cache import Cache
-from gigaslice.dataset_node.store.documents import About
+from gigaslice.dataset_node.store.documents import DatasetMetadata
 from gigaslice.dataset_node.store.pins import Pins
-from gigaslice.dataset_node.store.places import Places
+from gigaslice.dataset_node.store.state_paths import StatePaths
 from gigaslice.dataset_node.store.trash import Trash
-from gigaslice.dataset_node.store.volumes import Volumes
+from gigaslice.dataset_node.store.volumes import PublishedVolumes
 from gigaslice.errors import StorageError
 from gigaslice.runtime.files import remedy
 from gigaslice.runtime.logs import get_logger
 from gigaslice.units import format_bytes
 
-__all__ = ["CacheRoom", "Holdings"]
+__all__ = ["CacheRoom", "StoreParts"]
 
 
 _MOST_READINGS = (
@@ -37,14 +37,14 @@ _MOST_READINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
+class StoreParts:
     """All that a store has: its files, and who uses them."""
 
-    places: Places
+    paths: StatePaths
     mounts: Mounts
     cache: Cache
     trash: Trash
-    volumes: Volumes
+    volumes: PublishedVolumes
     pins: Pins
 
 
@@ -61,9 +61,9 @@ class CacheRoom:
 
     def __init__(
         self,
-        have: Holdings,
+        have: StoreParts,
         budget: Budget,
-        disk: Callable[[], Disk],
+        disk: Callable[[], DiskSpace],
         *,
         quotas: Mapping[str, int],
         default_quota: int | None,
@@ -83,7 +83,7 @@ class CacheRoom:
         missing, _ = cache.promised()
         disk, coming = self._looked()
         available = disk.available + coming - missing
-        return self._budget.free(cache.used_bytes() + trash.stuck, Disk(disk.size, available))
+        return self._budget.free(cache.used_bytes() + trash.stuck, DiskSpace(disk.size, available))
 
     def has_room(self, key: str, size: int) -> bool:
         """Whether the disk has room for SIZE bytes now, beside what was promised to others before this dataset.
@@ -95,9 +95,9 @@ class CacheRoom:
         missing, later = cache.promised(key)
         disk, coming = self._looked()
         used = cache.used_bytes() - later + coming + trash.stuck
-        return self._budget.free(used, Disk(disk.size, disk.available - missing)) >= size
+        return self._budget.free(used, DiskSpace(disk.size, disk.available - missing)) >= size
 
-    def _looked(self) -> tuple[Disk, int]:
+    def _looked(self) -> tuple[DiskSpace, int]:
         """The disk, and what the trash was about to give back at the same instant."""
         try:
             coming = self._have.trash.coming
@@ -109,10 +109,10 @@ class CacheRoom:
             return disk, coming
         except OSError as error:
             raise StorageError(
-                f"cannot look at {self._have.places.root}: {error.strerror}; {remedy(error)}"
+                f"cannot look at {self._have.paths.root}: {error.strerror}; {remedy(error)}"
             ) from error
 
-    def make(self, about: About) -> None:
+    def make(self, metadata: DatasetMetadata) -> None:
         """Deletes what has to be deleted for a dataset.
 
         Raises:
@@ -120,11 +120,13 @@ class CacheRoom:
             StorageError: The file system does not say its size.
         """
         free = self.free()
-        chosen = to_evict(free, [one for one in self._entries() if one.name != about.key], about.size)
+        chosen = to_evict(
+            free, [entry for entry in self._entries() if entry.name != metadata.key], metadata.size
+        )
         if chosen is None:
             raise CacheFullError(
-                f"no room for {about.source}: it has {format_bytes(about.size)} and needs "
-                f"{format_bytes(room_for(about.size))} free, {format_bytes(max(free, 0))} are, and what is in use "
+                f"no room for {metadata.source}: it has {format_bytes(metadata.size)} and needs "
+                f"{format_bytes(room_for(metadata.size))} free, {format_bytes(max(free, 0))} are, and what is in use "
                 "cannot be deleted; give the cache more room, or use mode: local"
             )
         for key in chosen:
@@ -132,10 +134,10 @@ class CacheRoom:
                 self._delete(key)
             except OSError as error:
                 raise CacheFullError(
-                    f"no room for {about.source}: dataset {key[:12]}, which no pod uses, cannot be deleted: "
+                    f"no room for {metadata.source}: dataset {key[:12]}, which no pod uses, cannot be deleted: "
                     f"{error.strerror}; {remedy(error)}"
                 ) from error
-            self._log.info("evicted", key=key, room_for=about.source)
+            self._log.info("evicted", key=key, room_for=metadata.source)
 
     def evict(self, keys: Collection[str]) -> Mapping[str, str]:
         """Deletes datasets. Returns why not, by key, for those that stay."""
@@ -162,7 +164,7 @@ class CacheRoom:
         Raises:
             OSError: It cannot be deleted, and stays.
         """
-        where = self._have.places.mount(key)
+        where = self._have.paths.mount(key)
         with contextlib.suppress(MountError):
             self._have.mounts.unmount(where)
         with contextlib.suppress(OSError):
@@ -172,23 +174,23 @@ class CacheRoom:
     def tidy(self) -> None:
         """Unmounts at the store's own mount points what is not of a complete dataset, and removes the empty ones."""
         table, ready = self._have.mounts.table(), self._have.cache.ready
-        for path in self._have.places.mounted.iterdir():
+        for path in self._have.paths.mounted.iterdir():
             if path.name not in ready and top_at(table, str(path)) is not None:
                 self._have.mounts.unmount(path)
             if path.name not in ready:
                 with contextlib.suppress(OSError):
                     path.rmdir()
 
-    def check_quota(self, namespace: str, about: About) -> None:
+    def check_quota(self, namespace: str, metadata: DatasetMetadata) -> None:
         """Raises QuotaError: the namespace would use more bytes than it may."""
         quota = self._quotas.get(namespace, self._default_quota)
         if quota is None:
             return
-        used = self._used_by(namespace, besides=about.key)
-        if used + about.size > quota:
+        used = self._used_by(namespace, besides=metadata.key)
+        if used + metadata.size > quota:
             raise QuotaError(
                 f"namespace {namespace} may use {format_bytes(quota)} of datasets on a node, uses "
-                f"{format_bytes(used)}, and {about.source} has {format_bytes(about.size)}; end a pod that uses "
+                f"{format_bytes(used)}, and {metadata.source} has {format_bytes(metadata.size)}; end a pod that uses "
                 "another dataset, or have the quota raised"
             )
 
@@ -199,13 +201,15 @@ class CacheRoom:
         else:
             self._have.cache.discard(key)
 
-    def _entries(self) -> list[Cached]:
+    def _entries(self) -> list[EvictionCandidate]:
         in_use, cache = self._in_use(), self._have.cache
         ready = [
-            Cached(key, about.size, cache.last_used(key), key in in_use) for key, about in cache.ready.items()
+            EvictionCandidate(key, metadata.size, cache.last_used(key), key in in_use)
+            for key, metadata in cache.ready.items()
         ]
         return ready + [
-            Cached(key, about.size, about.created, key in in_use) for key, about in cache.parts.items()
+            EvictionCandidate(key, metadata.size, metadata.created, key in in_use)
+            for key, metadata in cache.parts.items()
         ]
 
     def _in_use(self) -> frozenset[str]:
@@ -214,7 +218,7 @@ class CacheRoom:
     def _why_in_use(self, key: str) -> str:
         users = {*self._have.volumes.holders(key), *self._have.pins.waiting(key)}
         if users:
-            return f"in use by {', '.join(sorted({f'{one.namespace}/{one.pod}' for one in users}))}"
+            return f"in use by {', '.join(sorted({f'{user.namespace}/{user.pod}' for user in users}))}"
         fetching = self._have.pins.fetching(key)
         return "in use: it is being fetched" if fetching else "in use: it is still mounted"
 
@@ -222,6 +226,12 @@ class CacheRoom:
         sizes, ready = self._have.pins.sizes(namespace), self._have.cache.ready
         for record in self._have.volumes.records.values():
             if record.volume.namespace == namespace:
-                sizes.update({one.key: ready[one.key].size for one in record.pieces if one.key in ready})
+                sizes.update(
+                    {
+                        volume_source.key: ready[volume_source.key].size
+                        for volume_source in record.volume_sources
+                        if volume_source.key in ready
+                    }
+                )
         sizes.pop(besides, None)
         return sum(sizes.values())

@@ -17,18 +17,19 @@ from gigaslice.kube.json_text import read_json
 from gigaslice.runtime.files import read_file, replace_file
 
 __all__ = [
-    "About",
+    "DatasetMetadata",
     "DocumentError",
-    "Piece",
-    "Record",
     "Volume",
-    "read_about",
+    "VolumeRecord",
+    "VolumeSource",
+    "read_metadata",
     "read_record",
     "write_document",
 ]
 
 _VERSION = 1
 _MOST_BYTES = 1 << 20
+_SOURCES_KEY = "pieces"  # in files of nodes since the first version
 
 
 class DocumentError(DatasetError):
@@ -36,7 +37,7 @@ class DocumentError(DatasetError):
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class DatasetMetadata:
     """What is known of one dataset version.
 
     key: see `gigaslice.dataset.source_spec.dataset_key`. size: bytes of the image. source: as a person reads it,
@@ -70,11 +71,11 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a volume: a dataset of the cache, or a directory of a mounted storage system (local mode).
+class VolumeSource:
+    """What a volume, or one directory of it, shows: a dataset of the cache, or a mounted storage system (local mode).
 
-    Exactly one of `key` and `path` is set. directory: the name in the volume; empty for a volume of one piece. name:
-    what the user calls it.
+    Exactly one of `key` and `path` is set. directory: the name in the volume; empty where the volume has one source.
+    name: what the user calls it.
     """
 
     key: str = ""
@@ -84,37 +85,39 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """A volume and what is in it. No pieces yet: a placeholder was published, and the data are on their way."""
+class VolumeRecord:
+    """A volume and what is in it. No sources yet: a placeholder was published, and the data are on their way."""
 
     volume: Volume
-    pieces: tuple[Piece, ...] = ()
+    volume_sources: tuple[VolumeSource, ...] = ()
     created: float = 0.0
 
 
-def read_about(path: Path) -> About:
+def read_metadata(path: Path) -> DatasetMetadata:
     """Reads what is known of a dataset. Raises DocumentError."""
-    found = _read(path)
+    body = _read(path)
     try:
-        size, mtime = found.pop("stamp")
-        return About(**found, stamp=(int(size), int(mtime)))
+        size, mtime = body.pop("stamp")
+        return DatasetMetadata(**body, stamp=(int(size), int(mtime)))
     except (TypeError, ValueError, KeyError) as error:
         raise DocumentError(f"{path} does not describe a dataset") from error
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> VolumeRecord:
     """Reads the record of a volume. Raises DocumentError."""
-    found = _read(path)
+    body = _read(path)
     try:
-        pieces = tuple(Piece(**one) for one in found["pieces"])
-        return Record(Volume(**found["volume"]), pieces, float(found["created"]))
+        volume_sources = tuple(VolumeSource(**volume_source) for volume_source in body[_SOURCES_KEY])
+        return VolumeRecord(Volume(**body["volume"]), volume_sources, float(body["created"]))
     except (TypeError, ValueError, KeyError) as error:
         raise DocumentError(f"{path} does not describe a volume") from error
 
 
-def write_document(path: Path, value: About | Record) -> None:
+def write_document(path: Path, value: DatasetMetadata | VolumeRecord) -> None:
     """Writes one, on the disk before it has its name. Raises OSError."""
     body = asdict(value)
+    if isinstance(value, VolumeRecord):
+        body[_SOURCES_KEY] = body.pop("volume_sources")
     text = {"version": _VERSION, "check": _checksum(body), "body": body}
     replace_file(path, json.dumps(text, indent=1, sort_keys=True).encode(), mode=0o600, sync=True)
 

@@ -5,7 +5,7 @@ What waits for the disk or for storage on a network is done without it: reading,
 reserving its room, removing what was deleted, writing records, mounting and unmounting volumes. What is done to one
 volume, or to one partial dataset, is done one after the other all the same: each has a lock of its own. Everything
 blocks; callers use threads. What is in use is what a volume has, what is mounted, what a task waits for (`pin`), and
-what is being fetched (`begin`); nothing in use is ever deleted.
+what is being fetched (`begin_fetch`); nothing in use is ever deleted.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, LostWritesError
 from gigaslice.dataset.eviction import room_for
 from gigaslice.dataset_node.mounts import MountError, Mounts, top_at
-from gigaslice.dataset_node.store.budget import Budget, Disk, disk_of
-from gigaslice.dataset_node.store.cache import Cache, Part
-from gigaslice.dataset_node.store.cache_room import CacheRoom, Holdings
-from gigaslice.dataset_node.store.documents import About, Piece, Record, Volume
+from gigaslice.dataset_node.store.budget import Budget, DiskSpace, disk_of
+from gigaslice.dataset_node.store.cache import Cache, PartialImage
+from gigaslice.dataset_node.store.cache_room import CacheRoom, StoreParts
+from gigaslice.dataset_node.store.documents import DatasetMetadata, Volume, VolumeRecord, VolumeSource
 from gigaslice.dataset_node.store.pins import Pins
-from gigaslice.dataset_node.store.places import Places, sync_directory
+from gigaslice.dataset_node.store.state_paths import StatePaths, sync_directory
 from gigaslice.dataset_node.store.trash import Trash
-from gigaslice.dataset_node.store.volumes import Volumes
+from gigaslice.dataset_node.store.volumes import PublishedVolumes
 from gigaslice.errors import LockedError, StorageError
 from gigaslice.runtime.clock import steady
 from gigaslice.runtime.files import remedy
@@ -37,16 +37,16 @@ from gigaslice.runtime.keyed_locks import KeyedLocks
 from gigaslice.runtime.logs import get_logger
 from gigaslice.units import format_bytes
 
-__all__ = ["DatasetStore", "Stored"]
+__all__ = ["DatasetStore", "StoredDataset"]
 
 _STALE_SECONDS = 7 * 86400.0  # a partial dataset that no task has asked for again
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredDataset:
     """One dataset of the cache, for those who show it. complete: else it is being fetched, or was."""
 
-    about: About
+    metadata: DatasetMetadata
     complete: bool
     last_used: float
     holders: tuple[Volume, ...]
@@ -67,7 +67,7 @@ class DatasetStore:
         default_quota: int | None = None,
         unpack: Callable[[Path, Path], None] | None = None,
         pod_is_there: Callable[[Volume], bool] = lambda volume: Path(volume.target).parent.exists(),
-        disk: Callable[[], Disk] | None = None,
+        disk: Callable[[], DiskSpace] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """Initializes the store.
@@ -83,17 +83,17 @@ class DatasetStore:
             disk: The file system's size.
             clock: Unix time; None: one that no change of the machine's time disturbs.
         """
-        self._places = Places(root)
+        self._paths = StatePaths(root)
         self._mounts = mounts
         self._unpack = unpack
         self._pod_is_there = pod_is_there
         self._clock = clock or steady()
-        self._trash = Trash(self._places)
-        self._cache = Cache(self._places, self._trash, self._clock)
-        self._volumes = Volumes(self._places, mounts, self._clock)
+        self._trash = Trash(self._paths)
+        self._cache = Cache(self._paths, self._trash, self._clock)
+        self._volumes = PublishedVolumes(self._paths, mounts, self._clock)
         self._pins = Pins()
         self._room = CacheRoom(
-            Holdings(self._places, mounts, self._cache, self._trash, self._volumes, self._pins),
+            StoreParts(self._paths, mounts, self._cache, self._trash, self._volumes, self._pins),
             budget or Budget(),
             disk or disk_of(root),
             quotas=dict(quotas or {}),
@@ -116,20 +116,18 @@ class DatasetStore:
             MountError: The mount table cannot be read.
         """
         try:
-            for one in (self._places.root, *self._places.directories):
-                one.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock_fd = os.open(self._places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            for directory in (self._paths.root, *self._paths.directories):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock_fd = os.open(self._paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.close()
             raise LockedError(
-                f"{self._places.root} is in use by another dataset service; stop it first"
+                f"{self._paths.root} is in use by another dataset service; stop it first"
             ) from error
         except OSError as error:
             self.close()
-            raise StorageError(
-                f"cannot use {self._places.root}: {error.strerror}; {remedy(error)}"
-            ) from error
+            raise StorageError(f"cannot use {self._paths.root}: {error.strerror}; {remedy(error)}") from error
         with self._mutex:
             try:
                 self._trash.open()
@@ -138,11 +136,11 @@ class DatasetStore:
                 self._room.tidy()
             except OSError as error:
                 raise StorageError(
-                    f"cannot read {self._places.root}: {error.strerror}; {remedy(error)}"
+                    f"cannot read {self._paths.root}: {error.strerror}; {remedy(error)}"
                 ) from error
             oldest = self._clock() - _STALE_SECONDS
-            for key, about in self._cache.parts.items():
-                if about.created < oldest:
+            for key, metadata in self._cache.parts.items():
+                if metadata.created < oldest:
                     self._cache.discard(key)
 
     def interrupt(self) -> None:
@@ -163,7 +161,7 @@ class DatasetStore:
         """Complete datasets that were deleted since the start to make room or on request."""
         return self._room.evictions
 
-    def ready(self, key: str) -> About | None:
+    def ready(self, key: str) -> DatasetMetadata | None:
         """What is known of a complete dataset; None where there is none.
 
         One whose file is not what it was is read again, and removed unless its digest is the same.
@@ -184,25 +182,25 @@ class DatasetStore:
                     self._log.warning("not removed", key=key, detail=f"{error.strerror}; {remedy(error)}")
             return None
 
-    def stored(self) -> tuple[Stored, ...]:
+    def stored(self) -> tuple[StoredDataset, ...]:
         """Everything that is in the cache."""
         with self._mutex:
-            points = {one.point for one in self._mounts.table()}
-            found = [(one, True) for one in self._cache.ready.values()]
-            found += [(one, False) for one in self._cache.parts.values()]
+            points = {mount.point for mount in self._mounts.table()}
+            datasets = [(metadata, True) for metadata in self._cache.ready.values()]
+            datasets += [(metadata, False) for metadata in self._cache.parts.values()]
             return tuple(
-                Stored(
-                    about,
+                StoredDataset(
+                    metadata,
                     complete,
-                    self._cache.last_used(about.key) if complete else about.created,
-                    self._volumes.holders(about.key),
-                    len(self._pins.waiting(about.key)),
-                    str(self._places.mount(about.key)) in points,
+                    self._cache.last_used(metadata.key) if complete else metadata.created,
+                    self._volumes.holders(metadata.key),
+                    len(self._pins.waiting(metadata.key)),
+                    str(self._paths.mount(metadata.key)) in points,
                 )
-                for about, complete in found
+                for metadata, complete in datasets
             )
 
-    def records(self) -> Mapping[str, Record]:
+    def records(self) -> Mapping[str, VolumeRecord]:
         """The volumes by ID, those of which nothing is mounted yet included."""
         with self._mutex:
             return self._volumes.records
@@ -224,15 +222,15 @@ class DatasetStore:
 
     # Fetching
 
-    def pin(self, volume: Volume, about: About) -> None:
+    def pin(self, volume: Volume, metadata: DatasetMetadata) -> None:
         """Counts a volume's task among those that wait for a dataset or use it, until `unpin` or `remove`.
 
         Raises:
             QuotaError: The namespace would use more bytes than it may.
         """
         with self._mutex:
-            self._room.check_quota(volume.namespace, about)
-            self._pins.add(volume, about.key, about.size)
+            self._room.check_quota(volume.namespace, metadata)
+            self._pins.add(volume, metadata.key, metadata.size)
 
     def unpin(self, volume_id: str, key: str) -> None:
         """Ends what `pin` began. The dataset may still be in use as a mounted one."""
@@ -240,7 +238,7 @@ class DatasetStore:
             self._pins.remove(volume_id, key)
             self._cache.touch(key)
 
-    def begin(self, about: About) -> Part:
+    def begin_fetch(self, metadata: DatasetMetadata) -> PartialImage:
         """Makes room for a dataset and the file that it is fetched into, or takes the one that is there.
 
         It is in use from now on, whichever pod waits for it, until `complete`, `discard` or `rest`. The room may be
@@ -250,25 +248,25 @@ class DatasetStore:
             CacheFullError: There is no room, and nothing was deleted; or the file system refuses it after all.
             DatasetError: It cannot be written.
         """
-        with self._changing.held(about.key):
+        with self._changing.held(metadata.key):
             with self._mutex:
-                known = self._cache.parts.get(about.key)
-                if known is None or known.size != about.size:
-                    self._room.make(about)
-                part = self._cache.promise(about)
-                self._pins.begin_fetch(about.key)
+                recorded = self._cache.parts.get(metadata.key)
+                if recorded is None or recorded.size != metadata.size:
+                    self._room.make(metadata)
+                part = self._cache.promise(metadata)
+                self._pins.begin_fetch(metadata.key)
             try:
                 if not part.resumed:
-                    self._await_room(about.key, room_for(about.size))
+                    self._await_room(metadata.key, room_for(metadata.size))
                 self._cache.reserve(part)
             except BaseException:
                 with self._mutex:
-                    self._pins.end_fetch(about.key)
+                    self._pins.end_fetch(metadata.key)
                     if not part.resumed:
-                        self._cache.discard(about.key)
+                        self._cache.discard(metadata.key)
                 raise
             with self._mutex:
-                self._cache.keep_promise(about.key)
+                self._cache.keep_promise(metadata.key)
             return part
 
     def _await_room(self, key: str, size: int) -> None:
@@ -289,7 +287,7 @@ class DatasetStore:
                     raise DatasetError("the dataset service ends; ask again")
                 return  # nothing more comes; the file system has the last word
 
-    def complete(self, part: Part, digest: str) -> About:
+    def complete(self, part: PartialImage, digest: str) -> DatasetMetadata:
         """Takes a dataset all of whose bytes have arrived; DIGEST is the BLAKE3 of its file.
 
         Raises:
@@ -300,11 +298,11 @@ class DatasetStore:
         try:
             with self._changing.held(part.key):
                 self._cache.sync(part.key)  # it stays there, since it is being fetched
-                about = self._cache.store(part.key, digest)
+                metadata = self._cache.store(part.key, digest)
                 with self._mutex:
-                    self._cache.complete(about)
+                    self._cache.complete(metadata)
                     self._pins.end_fetch(part.key)
-                    return about
+                    return metadata
         except LostWritesError:
             self.discard(part.key)
             raise
@@ -315,7 +313,7 @@ class DatasetStore:
             self._pins.end_fetch(key)
             self._cache.discard(key)
 
-    def rest(self, key: str) -> None:
+    def end_fetch(self, key: str) -> None:
         """Ends a fetch. What has arrived stays, to be resumed, for as long as no other dataset needs the room."""
         with self._mutex:
             self._pins.end_fetch(key)
@@ -325,11 +323,11 @@ class DatasetStore:
     def placeholder(self, volume: Volume, directories: Sequence[str] = ()) -> None:
         """Publishes an empty volume, to be covered by `publish`. Raises RequestError, DatasetError and MountError."""
         with self._showing.held(volume.id):
-            known = self._volumes.records.get(volume.id)
-            self._note(volume, known.pieces if known else ())
+            record = self._volumes.records.get(volume.id)
+            self._note(volume, record.volume_sources if record else ())
             self._volumes.prepare(volume, directories)
 
-    def publish(self, volume: Volume, pieces: Sequence[Piece]) -> None:
+    def publish(self, volume: Volume, volume_sources: Sequence[VolumeSource]) -> None:
         """Mounts a volume. What is mounted already is left as it is.
 
         Raises:
@@ -338,27 +336,32 @@ class DatasetStore:
             MountError: The kernel refuses.
             DatasetError: A file cannot be written.
         """
-        for piece in pieces:
-            if piece.key and self.ready(piece.key) is None:
+        for volume_source in volume_sources:
+            if volume_source.key and self.ready(volume_source.key) is None:
                 raise ImageError(
-                    f"dataset {piece.name or piece.key} is not in the cache; it has to be fetched again"
+                    f"dataset {volume_source.name or volume_source.key} is not in the cache; it has to be fetched again"
                 )
-        keys = sorted({one.key for one in pieces if one.key})
+        keys = sorted({volume_source.key for volume_source in volume_sources if volume_source.key})
         with self._showing.held(volume.id), contextlib.ExitStack() as pinned:
             for key in keys:  # until its record keeps it from being deleted
                 pinned.enter_context(self._pinned(key))
-            for piece in pieces:
-                if piece.key and piece.key not in self._cache.ready:
-                    raise ImageError(f"dataset {piece.name or piece.key} has just been removed; ask again")
-            self._note(volume, pieces)
-            sources = [Path(one.path) if one.path else self._mounted(one.key) for one in pieces]
-            self._volumes.show(volume, pieces, sources)
+            for volume_source in volume_sources:
+                if volume_source.key and volume_source.key not in self._cache.ready:
+                    raise ImageError(
+                        f"dataset {volume_source.name or volume_source.key} has just been removed; ask again"
+                    )
+            self._note(volume, volume_sources)
+            sources = [
+                Path(volume_source.path) if volume_source.path else self._mounted(volume_source.key)
+                for volume_source in volume_sources
+            ]
+            self._volumes.show(volume, volume_sources, sources)
 
     def published(self, volume_id: str) -> bool:
         """Whether all of a volume is mounted."""
         with self._mutex:
             record = self._volumes.records.get(volume_id)
-            return record is not None and self._volumes.shown(record.volume, record.pieces)
+            return record is not None and self._volumes.shown(record.volume, record.volume_sources)
 
     def remove(self, volume_id: str, target: str) -> None:
         """Unmounts a volume and forgets it; there may be none. Raises MountError."""
@@ -385,8 +388,8 @@ class DatasetStore:
 
     # Below
 
-    def _note(self, volume: Volume, pieces: Sequence[Piece]) -> None:
-        record = self._volumes.write(volume, pieces)
+    def _note(self, volume: Volume, volume_sources: Sequence[VolumeSource]) -> None:
+        record = self._volumes.write(volume, volume_sources)
         with self._mutex:
             self._volumes.know(record)
 
@@ -403,14 +406,14 @@ class DatasetStore:
 
     def _mounted(self, key: str) -> Path:
         """Where a complete dataset can be read; it is mounted, or unpacked, where it is not yet."""
-        if not self._mounts.has_erofs or self._places.tree(key).is_dir():
+        if not self._mounts.has_erofs or self._paths.tree(key).is_dir():
             return self._unpacked(key)
-        where = self._places.mount(key)
+        where = self._paths.mount(key)
         with self._mutex:
             if top_at(self._mounts.table(), str(where)) is None:
                 try:
                     where.mkdir(mode=0o700, exist_ok=True)
-                    self._mounts.image(self._places.image(key), where)
+                    self._mounts.image(self._paths.image(key), where)
                 except OSError as error:
                     raise MountError(f"cannot make {where}: {error.strerror}", error.errno or 0) from error
                 except MountError as error:
@@ -420,30 +423,30 @@ class DatasetStore:
         return where
 
     def _unpacked(self, key: str) -> Path:
-        tree, fresh = self._places.tree(key), self._places.partial_tree(key)
+        tree, fresh = self._paths.tree(key), self._paths.partial_tree(key)
         if tree.is_dir():
             return tree
         if self._unpack is None:
             raise MountError("the kernel has no EROFS; load its module (modprobe erofs)", errno.ENODEV)
         with self._pinned(key), self._unpacking:
-            about = self._cache.ready.get(key)
-            if tree.is_dir() or about is None:
+            metadata = self._cache.ready.get(key)
+            if tree.is_dir() or metadata is None:
                 return tree
             with self._mutex:
                 free = self._room.free()
-            if free < about.size:
+            if free < metadata.size:
                 raise CacheFullError(
-                    f"no room to unpack {about.source}: the kernel has no EROFS, and its files need "
-                    f"{format_bytes(about.size)} beside the image"
+                    f"no room to unpack {metadata.source}: the kernel has no EROFS, and its files need "
+                    f"{format_bytes(metadata.size)} beside the image"
                 )
-            self._await_room("", about.size)
+            self._await_room("", metadata.size)
             try:
-                self._unpack(self._places.image(key), fresh)
+                self._unpack(self._paths.image(key), fresh)
                 fresh.replace(tree)
-                sync_directory(self._places.objects)  # the image goes when the tree has its name for good
+                sync_directory(self._paths.objects)  # the image goes when the tree has its name for good
                 self._cache.discard_image(key)
             except OSError as error:
-                raise DatasetError(f"{about.source} not unpacked: {error.strerror or error}") from error
+                raise DatasetError(f"{metadata.source} not unpacked: {error.strerror or error}") from error
             finally:
                 self._cache.discard_tree(key)
         return tree

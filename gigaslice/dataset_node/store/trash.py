@@ -25,7 +25,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gigaslice.dataset_node.store.places import Places, sync_directory
+from gigaslice.dataset_node.store.state_paths import StatePaths, sync_directory
 from gigaslice.runtime.files import remedy
 from gigaslice.runtime.logs import get_logger
 
@@ -40,7 +40,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(slots=True)
-class _Thrown:
+class _TrashItem:
     """One file or tree in the trash. paths: what is left of it. home: the directory that it was renamed from."""
 
     number: int
@@ -70,12 +70,12 @@ class _Thrown:
 class Trash:
     """The trash of the store at PLACES. `open` starts the thread that empties it."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, paths: StatePaths) -> None:
         self.failures = 0
         """Attempts to remove something that failed."""
-        self._places = places
+        self._paths = paths
         self._changed = threading.Condition()
-        self._thrown: list[_Thrown] = []
+        self._items: list[_TrashItem] = []
         self._numbers = itertools.count(1)
         self._steps = 0
         self._waiting = 0
@@ -87,10 +87,10 @@ class Trash:
     def open(self) -> None:
         """Takes what an earlier service has left, and begins to remove it. Raises OSError."""
         self._closed = False
-        for path in sorted(self._places.trash.iterdir()):
-            found = path.lstat()
-            tree = stat.S_ISDIR(found.st_mode)
-            self._add(_Thrown(next(self._numbers), 0 if tree else found.st_size, [path], None, tree))
+        for path in sorted(self._paths.trash.iterdir()):
+            status = path.lstat()
+            tree = stat.S_ISDIR(status.st_mode)
+            self._add(_TrashItem(next(self._numbers), 0 if tree else status.st_size, [path], None, tree))
         self._thread = threading.Thread(target=self._run, name="dataset-trash", daemon=True)
         self._thread.start()
 
@@ -116,28 +116,28 @@ class Trash:
         """Renames a file or a tree of SIZE bytes into the trash. There may be none. Raises OSError."""
         try:
             tree = stat.S_ISDIR(path.lstat().st_mode)
-            target = self._places.trash / f"{path.stem}.{secrets.token_hex(8)}{path.suffix}"
+            target = self._paths.trash / f"{path.stem}.{secrets.token_hex(8)}{path.suffix}"
             path.replace(target)
         except FileNotFoundError:
             return
-        self._add(_Thrown(next(self._numbers), size, [target], path.parent, tree))
+        self._add(_TrashItem(next(self._numbers), size, [target], path.parent, tree))
 
     # Its room
 
     @property
     def coming(self) -> int:
         """The bytes that come back without anything else being done."""
-        return sum(one.left for one in self._listed() if not one.failing)
+        return sum(item.left for item in self._listed() if not item.failing)
 
     @property
     def stuck(self) -> int:
         """The bytes of what could not be removed when it was last tried."""
-        return sum(one.left for one in self._listed() if one.failing)
+        return sum(item.left for item in self._listed() if item.failing)
 
     @property
     def last(self) -> int:
         """The number of what was thrown away last; 0 where nothing is here."""
-        return max((one.number for one in self._listed()), default=0)
+        return max((item.number for item in self._listed()), default=0)
 
     @property
     def steps(self) -> int:
@@ -155,7 +155,7 @@ class Trash:
             self._changed.notify_all()
             try:
                 while not self._closed and any(
-                    one.number <= last and not one.failing for one in self._thrown
+                    item.number <= last and not item.failing for item in self._items
                 ):
                     if self._steps != steps:
                         return True
@@ -166,44 +166,44 @@ class Trash:
 
     # The thread
 
-    def _listed(self) -> list[_Thrown]:
+    def _listed(self) -> list[_TrashItem]:
         with self._changed:
-            return list(self._thrown)
+            return list(self._items)
 
-    def _add(self, one: _Thrown) -> None:
+    def _add(self, item: _TrashItem) -> None:
         with self._changed:
-            self._thrown.append(one)
+            self._items.append(item)
             self._changed.notify_all()
 
     def _run(self) -> None:
-        while (one := self._next()) is not None:
+        while (item := self._next()) is not None:
             try:
-                self._remove(one)
+                self._remove(item)
             except Exception as error:  # noqa: BLE001  (a fetch may wait for this thread)
-                self._fail(one, error)
+                self._fail(item, error)
             else:
                 self._step()
 
-    def _next(self) -> _Thrown | None:
+    def _next(self) -> _TrashItem | None:
         """What is to be removed now; None at the end."""
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
-                first = min(self._thrown, key=lambda one: (one.retry_at, one.number), default=None)
+                first = min(self._items, key=lambda item: (item.retry_at, item.number), default=None)
                 if first is not None and first.retry_at <= now:
                     return first
                 self._changed.wait(None if first is None else first.retry_at - now)
         return None
 
-    def _fail(self, one: _Thrown, error: Exception) -> None:
+    def _fail(self, item: _TrashItem, error: Exception) -> None:
         with self._changed:
             self.failures += 1
-            first = not one.failing
-            one.retry_at = time.monotonic() + one.pause
-            one.pause = min(2 * one.pause, _RETRY_SECONDS[1])
+            first = not item.failing
+            item.retry_at = time.monotonic() + item.pause
+            item.pause = min(2 * item.pause, _RETRY_SECONDS[1])
         if first:
             text = f"{error.strerror}; {remedy(error)}" if isinstance(error, OSError) else repr(error)
-            self._log.warning("not removed", path=" ".join(map(str, one.paths[-1:])), detail=text)
+            self._log.warning("not removed", path=" ".join(map(str, item.paths[-1:])), detail=text)
         self._step()
 
     def _step(self) -> None:
@@ -211,33 +211,33 @@ class Trash:
             self._steps += 1
             self._changed.notify_all()
 
-    def _remove(self, one: _Thrown) -> None:
+    def _remove(self, item: _TrashItem) -> None:
         """Removes one, or a part of it when the end comes. Raises OSError."""
-        if one.home is not None:  # only what can have no other name after a crash is destroyed
-            sync_directory(one.home)
-            sync_directory(self._places.trash)
-            one.home = None
-        while one.paths and not self._closed:
-            path = one.paths[-1]
+        if item.home is not None:  # only what can have no other name after a crash is destroyed
+            sync_directory(item.home)
+            sync_directory(self._paths.trash)
+            item.home = None
+        while item.paths and not self._closed:
+            path = item.paths[-1]
             try:
-                found = path.lstat()
+                status = path.lstat()
             except FileNotFoundError:
-                one.paths.pop()
+                item.paths.pop()
                 continue
-            if stat.S_ISDIR(found.st_mode):
-                self._empty(one, path)
+            if stat.S_ISDIR(status.st_mode):
+                self._empty(item, path)
             else:
-                self._remove_file(path, found)
-        if not one.paths:
+                self._remove_file(path, status)
+        if not item.paths:
             with self._changed:
-                self._thrown.remove(one)
+                self._items.remove(item)
 
-    def _remove_file(self, path: Path, found: os.stat_result) -> None:
-        if stat.S_ISREG(found.st_mode) and found.st_size > _STEP and found.st_nlink == 1:
+    def _remove_file(self, path: Path, status: os.stat_result) -> None:
+        if stat.S_ISREG(status.st_mode) and status.st_size > _STEP and status.st_nlink == 1:
             with contextlib.suppress(PermissionError):
                 fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
                 try:
-                    size = found.st_size if _is_only_opener(fd) else 0
+                    size = status.st_size if _is_only_opener(fd) else 0
                     while size > 0 and not self._closed:
                         size = max(0, size - _STEP)
                         os.ftruncate(fd, size)
@@ -248,7 +248,7 @@ class Trash:
         if not self._closed:
             path.unlink(missing_ok=True)
 
-    def _empty(self, one: _Thrown, path: Path) -> None:
+    def _empty(self, item: _TrashItem, path: Path) -> None:
         """Removes the files of a directory, moves its directories beside it, and removes it.
 
         So a tree may be as deep as it likes, and no path is followed.
@@ -260,19 +260,19 @@ class Trash:
                 for name in names:
                     if self._closed:
                         return
-                    found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                    if stat.S_ISDIR(found.st_mode):
-                        one.paths.insert(0, self._move_up(fd, name))
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode):
+                        item.paths.insert(0, self._move_up(fd, name))
                     else:
                         os.unlink(name, dir_fd=fd)
-                        one.freed += found.st_blocks * 512
-                        self._rest(found.st_blocks * 512)
+                        item.freed += status.st_blocks * 512
+                        self._rest(status.st_blocks * 512)
         finally:
             os.close(fd)
         path.rmdir()
 
     def _move_up(self, fd: int, name: str) -> Path:
-        beside = self._places.trash / f"{secrets.token_hex(8)}.tree"
+        beside = self._paths.trash / f"{secrets.token_hex(8)}.tree"
         inner = os.open(name, _DIRECTORY, dir_fd=fd)
         try:
             os.fchmod(inner, 0o700)  # what is above it is another directory then

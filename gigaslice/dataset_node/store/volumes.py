@@ -18,51 +18,58 @@ from gigaslice.dataset_node.mounts import MountEntry, MountError, Mounts, top_at
 from gigaslice.dataset_node.mounts.linux import EMPTY_SOURCE
 from gigaslice.dataset_node.store.documents import (
     DocumentError,
-    Piece,
-    Record,
     Volume,
+    VolumeRecord,
+    VolumeSource,
     read_record,
     write_document,
 )
-from gigaslice.dataset_node.store.places import Places, is_volume_id
+from gigaslice.dataset_node.store.state_paths import StatePaths, is_volume_id
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["Volumes"]
+__all__ = ["PublishedVolumes"]
 
 _MOST_LAYERS = 16  # of mounts at one point: an unmount that changes nothing must not be repeated for ever
 
 
-class Volumes:
+class PublishedVolumes:
     """The volumes below PLACES, mounted by MOUNTS."""
 
-    def __init__(self, places: Places, mounts: Mounts, clock: Callable[[], float]) -> None:
-        self._places = places
+    def __init__(self, paths: StatePaths, mounts: Mounts, clock: Callable[[], float]) -> None:
+        self._paths = paths
         self._mounts = mounts
         self._clock = clock
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, VolumeRecord] = {}
         self._log = get_logger("dataset")
 
     @property
-    def records(self) -> dict[str, Record]:
+    def records(self) -> dict[str, VolumeRecord]:
         """By the volume's ID."""
         return dict(self._records)
 
     def holders(self, key: str) -> tuple[Volume, ...]:
         """The volumes that a dataset is in."""
         return tuple(
-            record.volume for record in self._records.values() if any(one.key == key for one in record.pieces)
+            record.volume
+            for record in self._records.values()
+            if any(volume_source.key == key for volume_source in record.volume_sources)
         )
 
     def keys_in_use(self, table: Sequence[MountEntry]) -> frozenset[str]:
         """The datasets that a volume has, or that are mounted anywhere but at their own mount points."""
-        held = {one.key for record in self._records.values() for one in record.pieces if one.key}
-        own = str(self._places.mounted)
-        for one in table:
-            if not one.point.startswith(f"{own}/"):
-                held |= _keys_of(one)
+        held = {
+            volume_source.key
+            for record in self._records.values()
+            for volume_source in record.volume_sources
+            if volume_source.key
+        }
+        own = str(self._paths.mounted)
+        for mount in table:
+            if not mount.point.startswith(f"{own}/"):
+                held |= _keys_of(mount)
         return frozenset(held)
 
-    def write(self, volume: Volume, pieces: Sequence[Piece] = ()) -> Record:
+    def write(self, volume: Volume, volume_sources: Sequence[VolumeSource] = ()) -> VolumeRecord:
         """Writes the record of a volume; `know` takes it up. Without the lock of the records: it waits for the disk.
 
         Raises:
@@ -73,19 +80,19 @@ class Volumes:
             raise RequestError(f"{volume.id!r} is no volume ID")
         if not Path(volume.target).is_absolute() or os.path.normpath(volume.target) != volume.target:
             raise RequestError(f"{volume.target!r} is no absolute path")
-        known = self._records.get(volume.id)
-        record = Record(volume, tuple(pieces), known.created if known else self._clock())
-        if record == known:
+        previous = self._records.get(volume.id)
+        record = VolumeRecord(volume, tuple(volume_sources), previous.created if previous else self._clock())
+        if record == previous:
             return record
         try:
-            write_document(self._places.record(volume.id), record)
+            write_document(self._paths.record(volume.id), record)
         except OSError as error:
             raise DatasetError(
                 f"the record of {volume.namespace}/{volume.pod} not written: {error.strerror}"
             ) from error
         return record
 
-    def know(self, record: Record) -> None:
+    def know(self, record: VolumeRecord) -> None:
         """Counts a volume, whose record is on the disk."""
         self._records[record.volume.id] = record
 
@@ -100,32 +107,37 @@ class Volumes:
             raise MountError(f"cannot make {where}: {error.strerror}", error.errno or 0) from error
         self._mounts.empty(where, directories)
 
-    def show(self, volume: Volume, pieces: Sequence[Piece], sources: Sequence[Path]) -> None:
-        """Mounts what is not mounted yet of a volume: SOURCES in the order of PIECES. Raises MountError."""
-        directories = [one.directory for one in pieces if one.directory]
+    def show(self, volume: Volume, volume_sources: Sequence[VolumeSource], sources: Sequence[Path]) -> None:
+        """Mounts what is not mounted yet of a volume: SOURCES in the order of VOLUME_SOURCES. Raises MountError."""
+        directories = [volume_source.directory for volume_source in volume_sources if volume_source.directory]
         if directories:
             self.prepare(volume, directories)
-        for piece, source in zip(pieces, sources, strict=True):
-            where = Path(volume.target) / piece.directory
+        for volume_source, source in zip(volume_sources, sources, strict=True):
+            where = Path(volume.target) / volume_source.directory
             top = top_at(self._mounts.table(), str(where))
             if top is not None and top.source != EMPTY_SOURCE:
-                if piece.key and piece.key not in _keys_of(top):
+                if volume_source.key and volume_source.key not in _keys_of(top):
                     raise MountError(f"{where} is taken: {top.source} is mounted there; unmount it")
                 continue
-            if top is None and not piece.directory:
+            if top is None and not volume_source.directory:
                 try:
                     where.mkdir(mode=0o750, exist_ok=True)
                 except OSError as error:
                     raise MountError(f"cannot make {where}: {error.strerror}", error.errno or 0) from error
             self._mounts.bind(source, where)
 
-    def shown(self, volume: Volume, pieces: Sequence[Piece]) -> bool:
+    def shown(self, volume: Volume, volume_sources: Sequence[VolumeSource]) -> bool:
         """Whether all of a volume is mounted."""
         table = self._mounts.table()
-        tops = [(one, top_at(table, str(Path(volume.target) / one.directory))) for one in pieces]
+        tops = [
+            (volume_source, top_at(table, str(Path(volume.target) / volume_source.directory)))
+            for volume_source in volume_sources
+        ]
         return bool(tops) and all(
-            top is not None and top.source != EMPTY_SOURCE and (not piece.key or piece.key in _keys_of(top))
-            for piece, top in tops
+            top is not None
+            and top.source != EMPTY_SOURCE
+            and (not volume_source.key or volume_source.key in _keys_of(top))
+            for volume_source, top in tops
         )
 
     def clear(self, volume_id: str, target: str) -> None:
@@ -136,7 +148,7 @@ class Volumes:
         if record is None:
             return
         try:
-            self._places.record(volume_id).unlink(missing_ok=True)
+            self._paths.record(volume_id).unlink(missing_ok=True)
         except OSError as error:
             raise MountError(
                 f"the record of {volume_id} not removed: {error.strerror}", error.errno or 0
@@ -145,7 +157,11 @@ class Volumes:
     def forget(self, volume_id: str) -> tuple[str, ...]:
         """Counts a volume no more that `clear` has unmounted. Returns the keys that it had; it may be unknown."""
         record = self._records.pop(volume_id, None)
-        return tuple(one.key for one in record.pieces if one.key) if record is not None else ()
+        return (
+            tuple(volume_source.key for volume_source in record.volume_sources if volume_source.key)
+            if record is not None
+            else ()
+        )
 
     def reconcile(self, pod_is_there: Callable[[Volume], bool]) -> None:
         """Reads the records after a start, and forgets those of pods that are gone and have nothing mounted.
@@ -155,7 +171,7 @@ class Volumes:
             MountError: The mount table cannot be read.
         """
         self._records = {}
-        for path in sorted(self._places.records.iterdir()):
+        for path in sorted(self._paths.records.iterdir()):
             if path.name.startswith("."):  # a record was being replaced when the service ended
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -176,18 +192,18 @@ class Volumes:
         for record in list(self._records.values()):
             volume = record.volume
             mounted = any(
-                one.point == volume.target or one.point.startswith(f"{volume.target}/") for one in table
+                mount.point == volume.target or mount.point.startswith(f"{volume.target}/") for mount in table
             )
             if not mounted and not pod_is_there(volume):
-                self._places.record(volume.id).unlink(missing_ok=True)
+                self._paths.record(volume.id).unlink(missing_ok=True)
                 del self._records[volume.id]
 
     def _clear(self, target: str) -> None:
         for _ in range(_MOST_LAYERS):
             below = [
-                one.point
-                for one in self._mounts.table()
-                if one.point == target or one.point.startswith(f"{target}/")
+                mount.point
+                for mount in self._mounts.table()
+                if mount.point == target or mount.point.startswith(f"{target}/")
             ]
             if not below:
                 break
@@ -205,9 +221,9 @@ class Volumes:
 
 def _keys_of(mount: MountEntry) -> frozenset[str]:
     """The dataset that a mount shows: its source is the image, or its root is the directory."""
-    found = set()
+    keys = set()
     for path, suffix in ((mount.source, ".img"), (mount.root, ".tree")):
         parent, _, name = path.rpartition("/")
         if parent.endswith("/objects") and name.endswith(suffix):
-            found.add(name.removesuffix(suffix))
-    return frozenset(found)
+            keys.add(name.removesuffix(suffix))
+    return frozenset(keys)

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from gigaslice.dataset.image import plan
-from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
+from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
 from gigaslice.dataset_node.sources.posix import PosixSource
 from tests.fakes.dataset_layout import PartFiles
 
@@ -34,7 +34,7 @@ async def run(root: Path, where: Path, seconds: float) -> None:
     layout = plan(listing)
     part = PartFiles.begin(where, layout.size)
     print("begun", flush=True)
-    print(await fetch(layout, listing, source, part, bounds=Bounds(), unit_bytes=1 << 18), flush=True)
+    print(await fetch(layout, listing, source, part, bounds=FetchLimits(), unit_bytes=1 << 18), flush=True)
     await source.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.packing import Remote, object_place
+from gigaslice.dataset_node.packing import RemoteLocation, object_store_target
 from gigaslice.dataset_node.sources.credentials import Credentials
 from tests.fakes.storage_servers import KEY, SECRET
 
@@ -17,7 +17,7 @@ SECRETS = {"access_key": KEY, "secret_key": SECRET}
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     """The least parts that S3 takes, so that small images have several."""
-    monkeypatch.setattr(object_place, "_LEAST_PART", 5 << 20)
+    monkeypatch.setattr(object_store_target, "_LEAST_PART", 5 << 20)
 
 
 @pytest.fixture
@@ -27,7 +27,9 @@ def scratch(tmp_path):
 
 
 def at(endpoint, text, **secrets):
-    return Remote(SourceSpec.parse(text, {"endpoint": endpoint}), Credentials({**SECRETS, **secrets}, "DIR"))
+    return RemoteLocation(
+        SourceSpec.parse(text, {"endpoint": endpoint}), Credentials({**SECRETS, **secrets}, "DIR")
+    )
 
 
 def client(endpoint):

@@ -13,7 +13,7 @@ import sys
 import time
 
 from agent import cli
-from gigaslice.dataset_node.packing import image_file, object_place
+from gigaslice.dataset_node.packing import image_file, object_store_target
 from gigaslice.dataset_node.sources import objects
 
 PART = 5 << 20
@@ -67,13 +67,13 @@ def slowed(read_pieces):
 
 
 if __name__ == "__main__":
-    object_place._LEAST_PART = PART
+    object_store_target._LEAST_PART = PART
     log = os.open(os.environ["READS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     objects.ObjectSource.read_into = counted(objects.ObjectSource.read_into, log)
     image_file.hashed = before(image_file.hashed, "hash")
-    place = object_place.ObjectPlace
+    place = object_store_target.ObjectStoreTarget
     place.size = before(place.size, "manifest", lambda self, name: name.endswith(".img"))
     image_file.ImageFile.remove = before(image_file.ImageFile.remove, "tidying")
     place.remove = before(place.remove, "removal")
-    object_place.obstore.put = slowed(object_place.obstore.put)
+    object_store_target.obstore.put = slowed(object_store_target.obstore.put)
     sys.exit(cli.main(["dataset", "pack", *sys.argv[3:]]))

@@ -14,9 +14,9 @@ import pytest
 
 from gigaslice.dataset.errors import SourceError
 from gigaslice.dataset.image import plan
-from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.fetching.flights import Flights
+from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
+from gigaslice.dataset_node.fetching.single_flight import SingleFlight
 from gigaslice.dataset_node.sources.posix import PosixSource
 from tests.fakes.dataset_layout import PartFiles
 
@@ -43,7 +43,7 @@ def fetched(root, where, **options):
         layout = plan(listing)
         part = PartFiles.begin(where, layout.size)
         try:
-            return listing, await fetch(layout, listing, source, part, bounds=Bounds(), **options)
+            return listing, await fetch(layout, listing, source, part, bounds=FetchLimits(), **options)
         finally:
             await source.close()
 
@@ -96,7 +96,7 @@ def test_eight_who_ask_at_once_read_every_byte_once(tree, one_shot, tmp_path):
     digest, body = one_shot
 
     async def run():
-        flights, bounds = Flights(), Bounds()
+        flights, bounds = SingleFlight(), FetchLimits()
         sources = [PosixSource(tree) for _ in range(8)]
         given = []
 
@@ -200,7 +200,7 @@ def test_a_source_that_changes_while_it_is_fetched_is_fetched_as_one_version(tre
             source.read_into = read_into
             part = PartFiles.begin(where, layout.size)
             try:
-                await fetch(layout, listing, source, part, bounds=Bounds())
+                await fetch(layout, listing, source, part, bounds=FetchLimits())
             except SourceError as error:
                 assert error.changed, error
                 continue

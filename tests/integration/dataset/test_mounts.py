@@ -21,7 +21,14 @@ import pytest
 from gigaslice.dataset.image import plan
 from gigaslice.dataset_node.mounts import MountError, top_at
 from gigaslice.dataset_node.mounts.linux import EMPTY_SOURCE, LinuxMounts
-from gigaslice.dataset_node.store import About, Budget, DatasetStore, Piece, Volume, digest_of
+from gigaslice.dataset_node.store import (
+    Budget,
+    DatasetMetadata,
+    DatasetStore,
+    Volume,
+    VolumeSource,
+    digest_of,
+)
 from tests.fakes.images import content, listed, write
 
 KEY, SIZE = "ab" * 32, 5000
@@ -73,7 +80,7 @@ def store_with_image(root: Path) -> tuple[DatasetStore, Volume]:
     store = DatasetStore(root / "state", LinuxMounts(), budget=Budget(keep_free=0.0))
     store.open()
     data = image_in(root).read_bytes()
-    part = store.begin(About(KEY, len(data), "s3://b/c"))
+    part = store.begin_fetch(DatasetMetadata(KEY, len(data), "s3://b/c"))
     part.image.write_bytes(data)
     store.complete(part, digest_of(part.image))
     (root / "pod").mkdir()
@@ -164,8 +171,8 @@ def test_no_link_leads_a_bind_elsewhere(play):
 def test_a_reader_goes_on_when_its_dataset_is_unmounted_and_deleted(play):
     def story(root: Path) -> None:
         store, volume = store_with_image(root)
-        store.publish(volume, [Piece(key=KEY)])
-        store.publish(volume, [Piece(key=KEY)])
+        store.publish(volume, [VolumeSource(key=KEY)])
+        store.publish(volume, [VolumeSource(key=KEY)])
         reader = os.open(f"{volume.target}/a", os.O_RDONLY)
         expected = os.pread(reader, 1 << 20, 0)
         assert expected == content(b"a", SIZE)
@@ -240,7 +247,7 @@ def test_a_volume_can_be_mapped_to_the_users_of_a_pod_with_its_own(play, directo
         store, volume = store_with_image(root)
         (root / "inside").mkdir()
         store.placeholder(volume, directories)
-        store.publish(volume, [Piece(key=KEY, directory=one) for one in directories or ("",)])
+        store.publish(volume, [VolumeSource(key=KEY, directory=one) for one in directories or ("",)])
         _bind_mapped(Path(volume.target), root / "inside")
         for one in directories or ("",):
             file = root / "inside" / one / "a"
@@ -261,12 +268,12 @@ def test_a_large_image_that_is_deleted_while_it_is_read_is_not_cut(play):
         write(plan(listed([(b"a", size)])), image)
         store = DatasetStore(root / "state", LinuxMounts(), budget=Budget(keep_free=0.0))
         store.open()
-        part = store.begin(About(KEY, image.stat().st_size, "s3://b/c"))
+        part = store.begin_fetch(DatasetMetadata(KEY, image.stat().st_size, "s3://b/c"))
         image.replace(part.image)
         store.complete(part, digest_of(part.image))
         (root / "pod").mkdir()
         volume = Volume("v", str(root / "pod/mount"), "u", "ns", "p")
-        store.publish(volume, [Piece(key=KEY)])
+        store.publish(volume, [VolumeSource(key=KEY)])
         kept = Path(volume.target, "a").open("rb")  # noqa: SIM115  (it outlives the mount)
         store.remove(volume.id, volume.target)
         assert store.evict([KEY]) == {}

@@ -14,8 +14,8 @@ import pytest
 from gigaslice.dataset.errors import ListingError, RequestError, SourceError
 from gigaslice.dataset.listing import EntryKind
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
+from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
 from gigaslice.dataset_node.sources.opening import open_source
 from tests.fakes.dataset_layout import FlatLayout, PartFiles
 from tests.fakes.hostile_files import HostileFiles
@@ -61,7 +61,7 @@ def fetched(where, unit_bytes=1 << 20):
         listing = await source.list()
         plan = FlatLayout(listing)
         part = PartFiles.begin(where, plan.size)
-        await fetch(plan, listing, source, part, bounds=Bounds(), unit_bytes=unit_bytes)
+        await fetch(plan, listing, source, part, bounds=FetchLimits(), unit_bytes=unit_bytes)
         image = part.image.read_bytes()
         entries = [one for one in listing.entries if one.kind is EntryKind.FILE]
         return {

@@ -14,9 +14,15 @@ from agent import cli
 from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError, SourceError
 from gigaslice.dataset.image import plan
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.packing import Remote, check_pack, image_file, make_pack, object_place
+from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
+from gigaslice.dataset_node.packing import (
+    RemoteLocation,
+    check_pack,
+    image_file,
+    make_pack,
+    object_store_target,
+)
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.opening import open_source
 from tests.fakes.dataset_layout import PartFiles
@@ -62,7 +68,7 @@ def fetched(endpoint, where, directory, secrets=SECRETS):
             assert source.image is not None, "the node does not see a pack"
             layout = plan(listing)
             part = PartFiles.begin(directory, layout.size)
-            return await fetch(layout, listing, source, part, bounds=Bounds())
+            return await fetch(layout, listing, source, part, bounds=FetchLimits())
         finally:
             await source.close()
 
@@ -102,7 +108,7 @@ def test_a_web_server_into_a_bucket(moto, tmp_path, scratch, prefix):
     server = HostileFiles()
     server.files = {f"/data/{name}": body for name, body in FILES.items()}
     server.index()
-    source = Remote(SourceSpec.parse(f"http://127.0.0.1:{server.port}/data"), Credentials({}))
+    source = RemoteLocation(SourceSpec.parse(f"http://127.0.0.1:{server.port}/data"), Credentials({}))
     try:
         made = make_pack(source, at(moto, prefix), scratch=scratch)
     finally:
@@ -115,7 +121,7 @@ def test_a_pack_on_a_web_server_is_checked_as_nodes_read_it(tmp_path, moto, scra
     made = make_pack(at(moto, "s3://raw/set"), tmp_path / "pack")
     server = HostileFiles()
     server.files = {f"/p/{one.name}": one.read_bytes() for one in (tmp_path / "pack").iterdir()}
-    where = Remote(SourceSpec.parse(f"http://127.0.0.1:{server.port}/p"), Credentials({}))
+    where = RemoteLocation(SourceSpec.parse(f"http://127.0.0.1:{server.port}/p"), Credentials({}))
     try:
         assert check_pack(where, at(moto, "s3://raw/set")) == made
         with pytest.raises(RequestError, match="is a pack already"):
@@ -152,7 +158,9 @@ def test_the_command_takes_its_credentials_from_the_environment(moto, scratch, p
 def test_a_pack_that_is_there_is_left_alone(moto, scratch, prefix, monkeypatch):
     made = make_pack(at(moto, "s3://raw/set"), at(moto, prefix), scratch=scratch)
     with monkeypatch.context() as patched:
-        patched.setattr(object_place.obstore, "put", lambda *_, **__: pytest.fail("something is written"))
+        patched.setattr(
+            object_store_target.obstore, "put", lambda *_, **__: pytest.fail("something is written")
+        )
         assert make_pack(at(moto, "s3://raw/set"), at(moto, prefix), scratch=scratch) == made
     key = f"{prefix.removeprefix('s3://packs/')}/{made.image}"
     client(moto).delete_object(Bucket="packs", Key=key)
@@ -184,7 +192,7 @@ def test_what_was_replaced_and_cannot_be_removed_is_said(moto, scratch, prefix, 
     def refuse(*_):
         raise PermissionDeniedError("status code: 403 <Code>AccessDenied</Code>")
 
-    monkeypatch.setattr(object_place.obstore, "delete", refuse)
+    monkeypatch.setattr(object_store_target.obstore, "delete", refuse)
     notes: list[str] = []
     made = make_pack(
         at(moto, "s3://other/set"), at(moto, prefix), force=True, scratch=scratch, note=notes.append
@@ -214,7 +222,9 @@ def test_a_prefix_with_other_files_is_not_used(moto, scratch, prefix):
 )
 def test_places_that_no_pack_is_put_into(source, pack, says, scratch):
     endpoint = "http://127.0.0.1:9"  # nothing is asked before
-    target = at(endpoint, pack) if pack[:2] == "s3" else Remote(SourceSpec.parse(pack), Credentials({}))
+    target = (
+        at(endpoint, pack) if pack[:2] == "s3" else RemoteLocation(SourceSpec.parse(pack), Credentials({}))
+    )
     with pytest.raises(RequestError, match=says):
         make_pack(at(endpoint, source), target, scratch=scratch)
 
@@ -231,7 +241,7 @@ def test_a_scratch_directory_that_is_not_there(moto, scratch, prefix):
 
 
 def test_what_another_process_takes_away_is_noticed(moto, scratch, prefix, monkeypatch):
-    write = object_place.ObjectPlace._put
+    write = object_store_target.ObjectStoreTarget._put
 
     def then_remove(self, name, data):
         write(self, name, data)
@@ -239,7 +249,7 @@ def test_what_another_process_takes_away_is_noticed(moto, scratch, prefix, monke
             self.remove([json.loads(data)["listing"]["file"]])
 
     with monkeypatch.context() as patched:
-        patched.setattr(object_place.ObjectPlace, "_put", then_remove)
+        patched.setattr(object_store_target.ObjectStoreTarget, "_put", then_remove)
         with pytest.raises(SourceError, match=r"no bytes of \w+\.listing.*pack again"):
             make_pack(at(moto, "s3://raw/set"), at(moto, prefix), scratch=scratch)
     made = make_pack(at(moto, "s3://raw/set"), at(moto, prefix), scratch=scratch)

@@ -38,10 +38,10 @@ from gigaslice.dataset.pack_manifest import PackManifest
 from gigaslice.dataset.prefetch import judge
 from gigaslice.dataset.request import parse_attributes
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.gate import Gate
 from gigaslice.dataset_node.mounts.table import parse_mountinfo
 from gigaslice.dataset_node.sources import rclone
 from gigaslice.dataset_node.sources.web_index import index_entries
+from gigaslice.dataset_node.start_gate import StartGate
 from gigaslice.dataset_node.store import documents
 from gigaslice.deviceplugin.device_id import parse_device_id, whole_gpu_device_id
 from gigaslice.errors import CheckpointError, GigasliceError, InputError, SizeError, StateError
@@ -215,7 +215,7 @@ def _gate(message: Any) -> Any:
     async def answer(document: dict[str, Any]) -> None:
         said.append(document)
 
-    work = Gate(Path("/nowhere"))._serve(message, answer)
+    work = StartGate(Path("/nowhere"))._serve(message, answer)
     try:
         work.send(None)
     except StopIteration:
@@ -414,7 +414,7 @@ DECODERS: tuple[Decoder, ...] = (
         (one.path, one.size) for one in index_entries(iter([raw]), "x", Limits())
     ]), lambda: (
         b'{"files": [{"path": "a/b.jpg", "size": 7, "version": "x"}, {"path": "c", "size": 0}], "more": {"a": [1]}}',
-    ), (GigasliceError,), ("gigaslice.dataset_node.sources.web_index:_Text.objects",)),
+    ), (GigasliceError,), ("gigaslice.dataset_node.sources.web_index:_JsonScanner.objects",)),
     Decoder("file of rclone", (DATASET, CLI), _plain(rclone._entry), lambda: (
         b'{"Path":"a/b","Name":"b","Size":7,"MimeType":"","ModTime":"2026-01-01T00:00:00Z","IsDir":false}',
     ), (ValueError, KeyError, TypeError, GigasliceError), ("gigaslice.dataset_node.sources.rclone:_entry",)),
@@ -468,7 +468,7 @@ EXEMPT = {
     "agent.persistence.store:Store._load": _READS,
     "agent.persistence.directories:AllocationDirs._read": "what is wrong is caught there: tests/unit/agent/persistence",
     "gigaslice.dataset_node.fetching.bitmap:Bitmap._load": "bits, of which every text is one",
-    "gigaslice.dataset_node.tasks.kept:KeptRequests.found": "whatever is wrong is caught there: the file is deleted",
+    "gigaslice.dataset_node.tasks.early_requests:EarlyRequests.requests": "caught there: the file is deleted",
     "agent.accounting.cgroups:parse": "lines of the kernel",
     "agent.inventory.page_faults:parse": "lines of the kernel",
     # --- what the operator gives ---

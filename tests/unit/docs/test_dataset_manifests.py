@@ -15,8 +15,8 @@ from agent import cli
 from gigaslice.dataset.objects import DRIVER, parse_dataset
 from gigaslice.dataset.request import parse_attributes
 from gigaslice.dataset_node.control import CommandServer
-from gigaslice.dataset_node.packing import end_of
-from gigaslice.dataset_node.packing.ends import refuse_overlap
+from gigaslice.dataset_node.packing import locate
+from gigaslice.dataset_node.packing.pack_location import refuse_overlap
 from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.runtime.settings import load
@@ -92,8 +92,8 @@ def test_the_job_that_packs_runs_the_command_with_what_it_mounts():
     assert at[known.credentials]["secret"]["secretName"] == secret["metadata"]["name"]
     assert all(Credentials(secret["stringData"]).get(name) for name in ("access_key", "secret_key"))
     option = dict(one.split("=", 1) for one in known.option)
-    source = end_of(known.source, option, None, {})
-    pack = end_of(known.pack, {}, None, {}, like=source)
+    source = locate(known.source, option, None, {})
+    pack = locate(known.pack, {}, None, {}, like=source)
     refuse_overlap(source, pack)
     assert pack.spec.option("endpoint") == option["endpoint"]
     text = PAGE.read_text()

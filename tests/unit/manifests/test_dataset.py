@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from agent import cli, config
-from gigaslice.dataset_node.gate import GATE_DIRECTORY, GATE_SOCKET
 from gigaslice.dataset_node.settings import DatasetSettings
+from gigaslice.dataset_node.start_gate import GATE_DIRECTORY, GATE_SOCKET
 from gigaslice.model import DATASET_DRIVER
 from gigaslice.runtime.settings import load
 from gigaslice.runtime.tasks import TERMINATION_SECONDS

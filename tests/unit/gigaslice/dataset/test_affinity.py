@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigaslice.dataset.affinity import (
-    Held,
+    HeldDataset,
     NodeDatasets,
-    Requested,
+    RequestedDataset,
     bytes_share,
     normalised,
     paper_score,
@@ -23,9 +23,9 @@ VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text(encoding
 @pytest.mark.parametrize("vector", VECTORS["dataset_affinity"], ids=lambda vector: vector["id"])
 def test_vectors(vector):
     pod = vector["pod"]
-    requested = [Requested(**one) for one in pod["datasets"]] if pod.get("parse_ok", True) else None
+    requested = [RequestedDataset(**one) for one in pod["datasets"]] if pod.get("parse_ok", True) else None
     nodes = {
-        name: NodeDatasets(tuple(Held(**one) for one in node["cached"]))
+        name: NodeDatasets(tuple(HeldDataset(**one) for one in node["cached"]))
         for name, node in vector["nodes"].items()
     }
     raw = {name: paper_score(requested, node) for name, node in nodes.items()}
@@ -35,14 +35,14 @@ def test_vectors(vector):
 
 def test_the_worked_example_of_the_rule():
     """Two datasets: all of it, half of it, none of it, a renewal in use, a renewal of an idle one."""
-    both = [Requested("A", "a"), Requested("B", "b")]
-    renewing = [Requested("A", "new", update=True), Requested("B", "b")]
-    a, b, c = Held("A", "a"), Held("B", "b"), Held("C", "c")
+    both = [RequestedDataset("A", "a"), RequestedDataset("B", "b")]
+    renewing = [RequestedDataset("A", "new", update=True), RequestedDataset("B", "b")]
+    a, b, c = HeldDataset("A", "a"), HeldDataset("B", "b"), HeldDataset("C", "c")
     scores = {
         "n1": paper_score(both, NodeDatasets((a, b, c))),
         "n2": paper_score(both, NodeDatasets((a,))),
         "n3": paper_score(both, NodeDatasets()),
-        "n4": paper_score(renewing, NodeDatasets((Held("A", "a", in_use=True), b))),
+        "n4": paper_score(renewing, NodeDatasets((HeldDataset("A", "a", in_use=True), b))),
         "n5": paper_score(renewing, NodeDatasets((a, b))),
     }
     assert scores == {"n1": 2, "n2": 0, "n3": 0, "n4": 0, "n5": 2}
@@ -50,23 +50,25 @@ def test_the_worked_example_of_the_rule():
 
 
 def test_a_node_that_cannot_be_parsed_has_no_score_and_one_that_still_fetches_neither():
-    assert paper_score([Requested("A", "a")], None) == 0
-    assert paper_score([Requested("A", "a")], NodeDatasets((Held("A", "a", fetching=True),))) == 0
+    assert paper_score([RequestedDataset("A", "a")], None) == 0
+    assert (
+        paper_score([RequestedDataset("A", "a")], NodeDatasets((HeldDataset("A", "a", fetching=True),))) == 0
+    )
 
 
 def test_bytes_count_what_is_there_and_what_is_on_its_way():
-    requested = [Requested("A", "a", 300), Requested("B", "b", 100)]
+    requested = [RequestedDataset("A", "a", 300), RequestedDataset("B", "b", 100)]
     room = 1000
     assert bytes_share(requested, NodeDatasets((), room)) == 0
-    assert bytes_share(requested, NodeDatasets((Held("A", "a", 300),), room)) == 0.75
-    assert bytes_share(requested, NodeDatasets((Held("B", "b", 100, fetching=True),), room)) == 0.25
-    assert bytes_share(requested, NodeDatasets((Held("B", "older", 100),), room)) == 0
-    assert bytes_share([Requested("B")], NodeDatasets((Held("B", "any", 100),), room)) == 1
+    assert bytes_share(requested, NodeDatasets((HeldDataset("A", "a", 300),), room)) == 0.75
+    assert bytes_share(requested, NodeDatasets((HeldDataset("B", "b", 100, fetching=True),), room)) == 0.25
+    assert bytes_share(requested, NodeDatasets((HeldDataset("B", "older", 100),), room)) == 0
+    assert bytes_share([RequestedDataset("B")], NodeDatasets((HeldDataset("B", "any", 100),), room)) == 1
 
 
 def test_deleting_for_the_rest_costs_something_and_never_more_than_fetching_all():
-    requested = [Requested("A", "a", 300), Requested("B", "b", 100)]
-    node = NodeDatasets((Held("A", "a", 300),), free=0)
+    requested = [RequestedDataset("A", "a", 300), RequestedDataset("B", "b", 100)]
+    node = NodeDatasets((HeldDataset("A", "a", 300),), free=0)
     assert 0.6 < bytes_share(requested, node) < 0.75
 
 
@@ -76,11 +78,16 @@ def test_a_share_counts_a_half_where_nothing_runs():
 
 
 HELD = st.builds(
-    Held, st.sampled_from("ABC"), st.sampled_from("xy"), st.integers(0, 100), st.booleans(), st.booleans()
+    HeldDataset,
+    st.sampled_from("ABC"),
+    st.sampled_from("xy"),
+    st.integers(0, 100),
+    st.booleans(),
+    st.booleans(),
 )
 NODES = st.builds(NodeDatasets, st.lists(HELD, max_size=5).map(tuple), st.integers(-50, 500))
 REQUESTS = st.lists(
-    st.builds(Requested, st.sampled_from("ABC"), st.sampled_from(["", "x", "y"]), st.integers(0, 100)),
+    st.builds(RequestedDataset, st.sampled_from("ABC"), st.sampled_from(["", "x", "y"]), st.integers(0, 100)),
     max_size=4,
 )
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigaslice.dataset.eviction import Cached, idle_since, room_for, to_evict
+from gigaslice.dataset.eviction import EvictionCandidate, idle_since, room_for, to_evict
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("vector", VECTORS["cache_eviction"], ids=lambda vector: vector["id"])
 def test_vectors(vector):
-    cached = [Cached(**one) for one in vector["entries"]]
+    cached = [EvictionCandidate(**one) for one in vector["entries"]]
     free = vector["capacity"] - sum(one.size for one in cached)
     chosen = to_evict(free, cached, vector["need"])
     result = "refuse" if chosen is None else "evicted" if chosen else "fits"
@@ -30,7 +30,8 @@ def test_the_room_is_a_fifth_more_than_the_size_and_no_float_rounds_it(size):
 
 
 ENTRIES = st.lists(
-    st.builds(Cached, st.uuids().map(str), st.integers(0, 50), st.integers(0, 4), st.booleans()), max_size=7
+    st.builds(EvictionCandidate, st.uuids().map(str), st.integers(0, 50), st.integers(0, 4), st.booleans()),
+    max_size=7,
 )
 
 
@@ -47,5 +48,10 @@ def test_it_is_the_shortest_run_of_the_longest_unused_that_is_enough(free, cache
 
 
 def test_what_has_not_been_used_for_long_is_named_the_oldest_first():
-    cached = [Cached("b", 1, 20), Cached("a", 1, 10), Cached("used", 1, 5, in_use=True), Cached("new", 1, 90)]
+    cached = [
+        EvictionCandidate("b", 1, 20),
+        EvictionCandidate("a", 1, 10),
+        EvictionCandidate("used", 1, 5, in_use=True),
+        EvictionCandidate("new", 1, 90),
+    ]
     assert idle_since(cached, 50) == ("a", "b")

@@ -8,9 +8,9 @@ import pytest
 
 from gigaslice.dataset.objects import DatasetUse, parse_dataset_node
 from gigaslice.dataset_node.publishing import NodePublisher
-from gigaslice.dataset_node.store import Piece
+from gigaslice.dataset_node.store import VolumeSource
+from gigaslice.dataset_node.tasks.dataset_uses import DatasetUses
 from gigaslice.dataset_node.tasks.threads import Threads
-from gigaslice.dataset_node.tasks.uses import DatasetUses
 from gigaslice.kubeapi.client import ApiFailure
 from tests.unit.gigaslice.controller.crd_schema import mistakes
 from tests.unit.gigaslice.dataset_node.store.conftest import KEYS, World
@@ -106,7 +106,7 @@ def test_a_cluster_with_an_older_definition_gets_no_time_until_it_has_the_new_on
 
 def test_what_is_there_and_who_has_it(world, publisher):
     world.fetch(1, 300)
-    world.store.publish(world.volume("a", "team"), [Piece(key=KEYS[1])])
+    world.store.publish(world.volume("a", "team"), [VolumeSource(key=KEYS[1])])
     step(publisher, 0.0)
     (found,) = last(publisher).datasets
     assert (found.key, found.source, found.bytes, found.state) == (KEYS[1], "s3://bucket/1", 300, "Ready")
@@ -128,7 +128,7 @@ def test_by_which_datasets_a_copy_was_got_is_told_as_long_as_it_is_there(world, 
         ("d", "x", "/data"),
     )
     for pod, namespace, name in named:
-        world.store.publish(world.volume(pod, namespace), [Piece(key=KEYS[1], name=name)])
+        world.store.publish(world.volume(pod, namespace), [VolumeSource(key=KEYS[1], name=name)])
     step(publisher, 0.0)
     (found,) = last(publisher).datasets
     assert found.uses == (DatasetUse("shared/coco", ("team/a",)), DatasetUse("team/own", ("team/b",)))
@@ -145,7 +145,7 @@ def test_by_which_datasets_a_copy_was_got_is_told_as_long_as_it_is_there(world, 
 
 
 def test_a_copy_is_told_under_the_texts_that_pods_have_written_for_it(world, publisher):
-    world.store.complete(world.store.begin(replace(world.about(1), requested="sftp://h/data")), "d")
+    world.store.complete(world.store.begin_fetch(replace(world.metadata(1), requested="sftp://h/data")), "d")
     for text in ("s3://bucket/1", "sftp://h/data", *(f"sftp://h/{number}" for number in range(100))):
         world.uses.note(KEYS[1], "", text)
     step(publisher, 0.0)
@@ -160,7 +160,7 @@ def test_a_copy_is_told_under_the_texts_that_pods_have_written_for_it(world, pub
 
 def test_a_fetch_is_told_when_it_begins_and_then_now_and_then(world, publisher):
     step(publisher, 0.0)
-    world.store.begin(world.about(1, 300))
+    world.store.begin_fetch(world.metadata(1, 300))
     step(publisher, 5.0)
     assert last(publisher).datasets == (), "a partial dataset that rests is nothing to count on"
     for now in range(10, 70, 5):

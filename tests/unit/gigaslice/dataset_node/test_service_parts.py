@@ -10,9 +10,9 @@ import pytest
 
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.control import WAIT_PREFIX
-from gigaslice.dataset_node.store import Piece
-from gigaslice.dataset_node.tasks.seams import ResolvedDataset
-from gigaslice.dataset_node.tasks.supply import Stage
+from gigaslice.dataset_node.store import VolumeSource
+from gigaslice.dataset_node.tasks.dataset_status import DatasetStatus
+from gigaslice.dataset_node.tasks.protocols import ResolvedDataset
 from tests.fakes.dataset_node import NodeWorld
 from tests.fakes.dataset_storage import Bucket
 from tests.fakes.eventually import until
@@ -37,7 +37,7 @@ def play(world, story):
 
 
 def ensure(service, volume):
-    return service.tasks._parts.supply.ensure(volume, COCO, {}, Stage("coco"))
+    return service.tasks._dependencies.provisioner.ensure(volume, COCO, {}, DatasetStatus("coco"))
 
 
 def test_what_an_init_container_asked_for_is_unmounted_when_its_pod_is_gone(world):
@@ -50,8 +50,8 @@ def test_what_an_init_container_asked_for_is_unmounted_when_its_pod_is_gone(worl
                 target = world.root / "w" / name / "data"
                 target.mkdir(parents=True)
                 volume = dataclasses.replace(volume, id=f"{WAIT_PREFIX}{name}", target=str(target))
-            about = await ensure(service, volume)
-            store.publish(volume, (Piece(key=about.key, name="coco"),))
+            metadata = await ensure(service, volume)
+            store.publish(volume, (VolumeSource(key=metadata.key, name="coco"),))
             volumes.append(volume)
         gone, there, csi = volumes
         (world.root / "k/pods" / there.pod_uid).mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from gigaslice.dataset.errors import SourceError
 from gigaslice.dataset_node.csi.pb import csi_v1_pb2 as csi
 from gigaslice.dataset_node.csi.pb import csi_v1_pb2_grpc as csi_rpc
 from gigaslice.dataset_node.fetching import engine
-from gigaslice.dataset_node.store import Disk
+from gigaslice.dataset_node.store import DiskSpace
 from tests.fakes.dataset_node import GPU, NodeWorld
 from tests.fakes.dataset_storage import DENIED, Bucket
 from tests.fakes.eventually import until
@@ -273,7 +273,7 @@ def test_several_datasets_are_directories_of_one_volume(world):
 def test_no_room_is_said_and_what_the_kernel_can_mount_is_read_from_the_storage(short_dir):
     world = NodeWorld(short_dir, allow="s3,nfs")
     world.storage.buckets.update(coco=Bucket({"big": bytes(1 << 20)}), server=Bucket({"big": bytes(1 << 20)}))
-    world.disk = lambda: Disk(1 << 20, 1 << 19)
+    world.disk = lambda: DiskSpace(1 << 20, 1 << 19)
 
     async def story():
         one = world.kubelet.run(pod("one"))

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from gigaslice.dataset.errors import CacheFullError, DatasetError, LostWritesError, SourceError
 from gigaslice.dataset.listing import EntryKind
 from gigaslice.dataset_node.fetching import bitmap, engine
-from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.sources.seam import SourceBusyError
+from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
+from gigaslice.dataset_node.sources.protocol import SourceBusyError
 from tests.fakes.dataset_layout import FlatLayout, PartFiles
 from tests.fakes.dataset_sources import MemorySource, contents, files, refuse
 from tests.fakes.losing_disk import losing_sync
@@ -41,7 +41,15 @@ def fetched(where, source, listing=None, *, bounds=None, started=None, unit_byte
     plan = FlatLayout(listing)
     part = PartFiles.begin(where, plan.size)
     digest = asyncio.run(
-        fetch(plan, listing, source, part, bounds=bounds or Bounds(), started=started, unit_bytes=unit_bytes)
+        fetch(
+            plan,
+            listing,
+            source,
+            part,
+            bounds=bounds or FetchLimits(),
+            started=started,
+            unit_bytes=unit_bytes,
+        )
     )
     return digest, part.image.read_bytes()
 
@@ -202,7 +210,7 @@ def test_a_disk_that_fails_ends_the_fetch_with_its_name(tmp_path, monkeypatch, n
     source = MemorySource(listing)
     source.before = lambda *_: monkeypatch.setattr(engine.os, "pwrite", pwrite)
     with pytest.raises(kind, match="disk"):
-        asyncio.run(fetch(plan, listing, source, part, bounds=Bounds()))
+        asyncio.run(fetch(plan, listing, source, part, bounds=FetchLimits()))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -252,12 +260,12 @@ def test_an_image_of_another_size_is_refused(tmp_path):
     listing = files({"a": 10})
     part = PartFiles.begin(tmp_path, 5)
     with pytest.raises(DatasetError, match="5 bytes"):
-        asyncio.run(fetch(FlatLayout(listing), listing, MemorySource(listing), part, bounds=Bounds()))
+        asyncio.run(fetch(FlatLayout(listing), listing, MemorySource(listing), part, bounds=FetchLimits()))
 
 
 def test_no_more_reads_at_once_than_the_bound(tmp_path):
     source = MemorySource(files({f"{i}": 100 for i in range(600)}), delay=0.002)
-    fetched(tmp_path, source, bounds=Bounds(reads=6))
+    fetched(tmp_path, source, bounds=FetchLimits(reads=6))
     assert 1 < source.most_under_way <= 6
 
 
@@ -282,7 +290,7 @@ def test_cancellation_keeps_what_has_arrived(tmp_path):
 
         source.before = before
         part = PartFiles.begin(tmp_path, plan.size)
-        task = asyncio.create_task(fetch(plan, listing, source, part, bounds=Bounds()))
+        task = asyncio.create_task(fetch(plan, listing, source, part, bounds=FetchLimits()))
         await some.wait()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -15,7 +15,7 @@ from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, R
 from gigaslice.dataset.image import plan, read_tree
 from gigaslice.dataset.listing import Listing
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.packing import check_pack, image_file, make_pack, place
+from gigaslice.dataset_node.packing import check_pack, image_file, make_pack, pack_target
 from gigaslice.dataset_node.sources.opening import OpenedSource
 from gigaslice.dataset_node.sources.posix import PosixSource
 
@@ -275,9 +275,9 @@ def test_an_end_before_the_manifest_costs_nothing_of_the_image(
 
     if not links:
         monkeypatch.setattr(Path, "hardlink_to", none)
-    replace = place.replace_file
+    replace = pack_target.replace_file
     with monkeypatch.context() as patched:
-        patched.setattr(place, "replace_file", die)
+        patched.setattr(pack_target, "replace_file", die)
         with pytest.raises(KeyboardInterrupt):
             make_pack(source, tmp_path / "pack")
     assert names(tmp_path / "pack") >= {".img", ".listing"} and not (tmp_path / "pack/dataset.json").exists()

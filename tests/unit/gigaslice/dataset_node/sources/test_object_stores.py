@@ -10,7 +10,7 @@ import pytest
 from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset.listing import Entry, EntryKind
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.packing.object_place import ObjectPlace
+from gigaslice.dataset_node.packing.object_store_target import ObjectStoreTarget
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.object_stores import ObjectStores, object_stores
 from gigaslice.dataset_node.sources.objects import ObjectSource
@@ -34,7 +34,10 @@ def panicking() -> ObjectStores:
 def test_a_panic_of_the_library_is_an_answer_wherever_it_is_called(
     panicking: ObjectStores, tmp_path: Path
 ) -> None:
-    source, place = ObjectSource(panicking, "p"), ObjectPlace(panicking, unchecked("s3", "a b"), tmp_path)
+    source, place = (
+        ObjectSource(panicking, "p"),
+        ObjectStoreTarget(panicking, unchecked("s3", "a b"), tmp_path),
+    )
     entry = Entry(b"x", EntryKind.FILE, 1, '"tag"')
     with pytest.raises(SourceError, match="the listing"):
         asyncio.run(source.list())

@@ -14,12 +14,12 @@ from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset.image import LAYOUT_VERSION, plan, ranges
 from gigaslice.dataset.pack_manifest import MANIFEST_NAME, PackManifest, PackRange
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
+from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
 from gigaslice.dataset_node.sources import pack as reading
+from gigaslice.dataset_node.sources.http_client import HttpClient
 from gigaslice.dataset_node.sources.opening import OpenedSource
 from gigaslice.dataset_node.sources.posix import PosixSource
-from gigaslice.dataset_node.sources.web import WebClient
 from gigaslice.dataset_node.sources.web_files import WebSource
 from tests.fakes.dataset_layout import PartFiles
 from tests.fakes.hostile_files import HostileFiles
@@ -40,7 +40,7 @@ def fetched(source, where, *, listing=None):
         part = PartFiles.begin(where, layout.size)
         meters = []
         try:
-            digest = await fetch(layout, found, source, part, bounds=Bounds(), started=meters.append)
+            digest = await fetch(layout, found, source, part, bounds=FetchLimits(), started=meters.append)
         finally:
             await source.close()
         return found, digest, part.image, meters[0].now().fetched
@@ -102,7 +102,7 @@ def test_over_http_it_takes_a_few_requests(packed, tmp_path):
     server = HostileFiles()
     server.files = {f"/p/{path.name}": path.read_bytes() for path in pack.iterdir()}
     try:
-        client = WebClient(urlsplit(f"http://127.0.0.1:{server.port}"), local=True)
+        client = HttpClient(urlsplit(f"http://127.0.0.1:{server.port}"), local=True)
         _, _, image, _ = fetched(opened(WebSource(client, "/p")), tmp_path)
         assert image.read_bytes() == body
         assert sum(server.asked.values()) < 60

@@ -19,6 +19,7 @@ from gigaslice.dataset_node.sources import beneath, posix
 from gigaslice.dataset_node.sources.beneath import open_beneath, open_by_segments
 from gigaslice.dataset_node.sources.opening import open_source
 from gigaslice.dataset_node.sources.posix import PosixSource
+from gigaslice.dataset_node.sources.protocol import CancelFlag
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def test_a_walk_that_a_mistake_ends_in_one_thread_ends_in_all(tree, monkeypatch)
 
     def walk():
         with pytest.raises(RuntimeError, match="a mistake"):
-            posix._Walk(root, Limits(), posix.Stop()).run()
+            posix._Walk(root, Limits(), CancelFlag()).run()
         outcome.append(True)
 
     walking = thread(target=walk, daemon=True)

@@ -11,11 +11,11 @@ import pytest
 
 from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset_node.fetching import engine
-from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
+from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
 from gigaslice.dataset_node.sources import web_files
-from gigaslice.dataset_node.sources.seam import SourceBusyError
-from gigaslice.dataset_node.sources.web import WebClient
+from gigaslice.dataset_node.sources.http_client import HttpClient
+from gigaslice.dataset_node.sources.protocol import SourceBusyError
 from gigaslice.dataset_node.sources.web_files import WebSource
 from tests.fakes.dataset_layout import FlatLayout, PartFiles
 from tests.fakes.hostile_files import HostileFiles
@@ -32,7 +32,7 @@ def server():
 
 
 def source_of(server, *, seconds=1.0, local=True, headers=None, path="/data"):
-    client = WebClient(
+    client = HttpClient(
         urlsplit(f"http://127.0.0.1:{server.port}"), headers or {}, local=local, seconds=seconds
     )
     return WebSource(client, path)
@@ -232,7 +232,7 @@ def test_a_fault_is_one_to_try_again(server, how):
 
 
 def test_a_server_that_sends_a_byte_now_and_then_is_given_up(server, monkeypatch):
-    monkeypatch.setattr("gigaslice.dataset_node.sources.web._SLOWEST", 1 << 20)
+    monkeypatch.setattr("gigaslice.dataset_node.sources.http_client._SLOWEST", 1 << 20)
 
     def trickle(handler):
         server.plain(handler, 200, Content_Length="512000")
@@ -366,7 +366,7 @@ def test_a_hostile_server_costs_tries_and_no_wrong_byte(server, tmp_path, monkey
         listing = await source.list()
         plan = FlatLayout(listing)
         part = PartFiles.begin(tmp_path, plan.size)
-        await fetch(plan, listing, source, part, bounds=Bounds(reads=4), unit_bytes=65536)
+        await fetch(plan, listing, source, part, bounds=FetchLimits(reads=4), unit_bytes=65536)
         image = part.image.read_bytes()
         for entry, (offset, size) in zip(
             (one for one in listing.entries if one.version), plan.extents(), strict=True

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from gigaslice.dataset_node.store import About, Budget, DatasetStore, Disk, Volume, digest_of
+from gigaslice.dataset_node.store import Budget, DatasetMetadata, DatasetStore, DiskSpace, Volume, digest_of
 from tests.fakes.mounts import MemoryMounts
 
 KEYS = [f"{number:x}" * 64 for number in range(1, 10)]
@@ -43,7 +43,7 @@ class World:
         for path in (self.root / "state").glob("*/*.img"):
             with contextlib.suppress(FileNotFoundError):  # the trash is emptied meanwhile
                 taken += path.stat().st_size
-        return Disk(self.size, self.size - taken - self.outside)
+        return DiskSpace(self.size, self.size - taken - self.outside)
 
     def emptied(self):
         """Waits until nothing is in the trash."""
@@ -52,12 +52,12 @@ class World:
             assert time.monotonic() < until, list((self.root / "state/trash").iterdir())
             time.sleep(0.002)
 
-    def about(self, number, size=100):
-        return About(KEYS[number], size, f"s3://bucket/{number}", 1, size)
+    def metadata(self, number, size=100):
+        return DatasetMetadata(KEYS[number], size, f"s3://bucket/{number}", 1, size)
 
     def fetch(self, number, size=100):
         """What a fetch does, without a source."""
-        part = self.store.begin(self.about(number, size))
+        part = self.store.begin_fetch(self.metadata(number, size))
         part.image.write_bytes(bytes([number]) * size)
         return self.store.complete(part, digest_of(part.image))
 

@@ -9,7 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from gigaslice.dataset.errors import DatasetError
-from gigaslice.dataset_node.store import About, Budget, DatasetStore, Disk, Piece, Volume, digest_of
+from gigaslice.dataset_node.store import (
+    Budget,
+    DatasetMetadata,
+    DatasetStore,
+    DiskSpace,
+    Volume,
+    VolumeSource,
+    digest_of,
+)
 from tests.fakes.mounts import MemoryMounts
 
 SIZE = 64 << 10
@@ -26,7 +34,7 @@ def open_store(root: Path) -> DatasetStore:
         MemoryMounts(),
         budget=Budget(capacity=10 * SIZE, keep_free=0.0),
         pod_is_there=lambda volume: False,
-        disk=lambda: Disk(1 << 40, 1 << 40),
+        disk=lambda: DiskSpace(1 << 40, 1 << 40),
     )
     store.open()
     return store
@@ -39,7 +47,7 @@ def volume(root: Path, number: int) -> Volume:
 
 
 def fetch(store: DatasetStore, number: int) -> None:
-    part = store.begin(About(KEYS[number], SIZE, f"s3://b/{number}"))
+    part = store.begin_fetch(DatasetMetadata(KEYS[number], SIZE, f"s3://b/{number}"))
     data = content(number)
     with part.image.open("r+b") as file:
         for offset in range(0, SIZE, SIZE // 8):
@@ -60,7 +68,7 @@ def main(root: Path, seed: int) -> None:
                 print(number, flush=True)
             one = volume(root, chance.randrange(4))
             if chance.random() < 0.5:
-                store.publish(one, [Piece(key=KEYS[number])])
+                store.publish(one, [VolumeSource(key=KEYS[number])])
             else:
                 store.remove(one.id, one.target)
             if chance.random() < 0.3:
@@ -68,7 +76,7 @@ def main(root: Path, seed: int) -> None:
             if chance.random() < 0.1:  # some of a fetch, to be discarded
                 other = KEYS[chance.randrange(16)]
                 if store.ready(other) is None:
-                    store.discard(store.begin(About(other, SIZE, "s3://b/x")).key)
+                    store.discard(store.begin_fetch(DatasetMetadata(other, SIZE, "s3://b/x")).key)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gigaslice.dataset.errors import DatasetError
-from gigaslice.dataset_node.store import Piece, digest_of
+from gigaslice.dataset_node.store import VolumeSource, digest_of
 from tests.unit.gigaslice.dataset_node.store.conftest import KEYS
 
 KEY = KEYS[1]
@@ -53,7 +53,7 @@ def in_order(steps, *chosen):
 
 
 def test_bytes_then_digest_then_the_image_s_name_then_the_digest_s(world, steps):
-    part = world.store.begin(world.about(1))
+    part = world.store.begin_fetch(world.metadata(1))
     part.image.write_bytes(b"\1" * 100)
     part.bits.write_bytes(b"bits")
     steps.clear()
@@ -84,7 +84,7 @@ def test_what_is_known_of_a_dataset_goes_after_its_image(world, steps):
 
 
 def test_an_image_that_was_begun_goes_after_what_is_known_of_it(world, steps):
-    world.store.begin(world.about(1)).bits.write_bytes(b"bits")
+    world.store.begin_fetch(world.metadata(1)).bits.write_bytes(b"bits")
     steps.clear()
     world.store.discard(KEY)
     world.emptied()
@@ -102,7 +102,7 @@ def test_an_image_goes_when_its_tree_has_its_name(world, steps):
     world.fetch(1)
     volume = world.volume("p")
     steps.clear()
-    world.store.publish(volume, (Piece(key=KEY, name="d"),))
+    world.store.publish(volume, (VolumeSource(key=KEY, name="d"),))
     first = [step for step in steps if "K" in step[1] or step[1] == "objects"][:3]
     assert first == [
         ("rename", "partial/K.tree", "objects/K.tree"),
@@ -118,7 +118,7 @@ def test_a_record_is_on_the_disk_before_anything_is_mounted(world, steps):
     mounted = []
     bind = world.mounts.bind
     world.mounts.bind = lambda source, where: (mounted.append(list(steps)), bind(source, where))
-    world.store.publish(volume, (Piece(key=KEY, name="d"),))
+    world.store.publish(volume, (VolumeSource(key=KEY, name="d"),))
     assert mounted[0][:2] == [
         ("sync", "records/.csi-p.json.new"),
         ("rename", "records/.csi-p.json.new", "records/csi-p.json"),
@@ -137,7 +137,7 @@ def test_unpacking_that_failed_is_tried_again_without_its_remains(world):
     world.again()
     world.fetch(1)
     with pytest.raises(DatasetError, match="No space left"):
-        world.store.publish(world.volume("p"), (Piece(key=KEY, name="d"),))
+        world.store.publish(world.volume("p"), (VolumeSource(key=KEY, name="d"),))
     assert not list((world.root / "state/partial").iterdir())
-    world.store.publish(world.volume("p"), (Piece(key=KEY, name="d"),))
+    world.store.publish(world.volume("p"), (VolumeSource(key=KEY, name="d"),))
     assert (world.root / f"state/objects/{KEY}.tree").is_dir()

@@ -8,28 +8,29 @@ import pytest
 
 from gigaslice.dataset.errors import CacheFullError, DatasetError, SourceError
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.fetching.flights import Flights
-from gigaslice.dataset_node.fetching.progress import Meter
-from gigaslice.dataset_node.store import Piece, digest_of
-from gigaslice.dataset_node.tasks.seams import ResolvedDataset
-from gigaslice.dataset_node.tasks.supply import DatasetCounters, Stage, Supply
+from gigaslice.dataset_node.fetching.progress import ProgressMeter
+from gigaslice.dataset_node.fetching.single_flight import SingleFlight
+from gigaslice.dataset_node.store import VolumeSource, digest_of
+from gigaslice.dataset_node.tasks.dataset_status import DatasetStatus
+from gigaslice.dataset_node.tasks.dataset_uses import DatasetUses
+from gigaslice.dataset_node.tasks.protocols import ResolvedDataset
+from gigaslice.dataset_node.tasks.provisioner import DatasetCounters, DatasetProvisioner
 from gigaslice.dataset_node.tasks.threads import Threads
-from gigaslice.dataset_node.tasks.uses import DatasetUses
 from tests.fakes.dataset_storage import Bucket, MemoryStorage
 from tests.fakes.eventually import until
 from tests.unit.gigaslice.dataset_node.store.conftest import KEYS
 
 
 def keys(world):
-    return {one.about.key for one in world.store.stored()}
+    return {one.metadata.key for one in world.store.stored()}
 
 
 def test_what_is_being_fetched_is_neither_evicted_nor_idle(world):
-    part = world.store.begin(world.about(1, 600))
+    part = world.store.begin_fetch(world.metadata(1, 600))
     assert world.store.idle() == ()
     assert world.store.evict([part.key]) == {part.key: "in use: it is being fetched"}
     with pytest.raises(CacheFullError):
-        world.store.begin(world.about(2, 600))
+        world.store.begin_fetch(world.metadata(2, 600))
     assert [(one.complete, one.waiting) for one in world.store.stored()] == [(False, 0)], "no task waits"
     part.image.write_bytes(b"x" * 600)
     world.store.complete(part, digest_of(part.image))
@@ -38,29 +39,29 @@ def test_what_is_being_fetched_is_neither_evicted_nor_idle(world):
     assert world.store.evict([part.key]) == {}
 
 
-@pytest.mark.parametrize("end", ["rest", "discard", "again"])
+@pytest.mark.parametrize("end", ["end_fetch", "discard", "again"])
 def test_a_fetch_that_ended_keeps_nothing(world, end):
-    part = world.store.begin(world.about(1, 600))
+    part = world.store.begin_fetch(world.metadata(1, 600))
     if end == "again":
         world.again()
     else:
         getattr(world.store, end)(part.key)
     assert keys(world) == (set() if end == "discard" else {part.key})
     world.now += 1
-    world.store.begin(world.about(2, 600))
+    world.store.begin_fetch(world.metadata(2, 600))
     assert keys(world) == {KEYS[2]}
 
 
 def test_a_fetch_that_is_resumed_after_a_kill_keeps_its_dataset_again(world):
-    world.store.begin(world.about(1, 600))
+    world.store.begin_fetch(world.metadata(1, 600))
     world.again()
-    assert world.store.begin(world.about(1, 600)).resumed
+    assert world.store.begin_fetch(world.metadata(1, 600)).resumed
     with pytest.raises(CacheFullError):
-        world.store.begin(world.about(2, 600))
+        world.store.begin_fetch(world.metadata(2, 600))
 
 
 def test_what_was_removed_cannot_become_complete(world):
-    part = world.store.begin(world.about(1))
+    part = world.store.begin_fetch(world.metadata(1))
     world.store.discard(part.key)
     with pytest.raises(DatasetError, match="what was fetched of it has been removed meanwhile"):
         world.store.complete(part, "d")
@@ -68,10 +69,10 @@ def test_what_was_removed_cannot_become_complete(world):
 
 
 def test_a_partial_whose_file_was_removed_by_hand_is_begun_anew(world):
-    part = world.store.begin(world.about(1))
+    part = world.store.begin_fetch(world.metadata(1))
     part.bits.write_bytes(b"1")
     part.image.unlink()
-    part = world.store.begin(world.about(1))
+    part = world.store.begin_fetch(world.metadata(1))
     assert not part.resumed and part.image.stat().st_size == 100 and not part.bits.exists()
 
 
@@ -80,10 +81,10 @@ class Site:
 
     def __init__(self, world):
         self.store = world.store
-        self.counters, self.flights, self.threads = DatasetCounters(), Flights(), Threads()
+        self.counters, self.flights, self.threads = DatasetCounters(), SingleFlight(), Threads()
         self.world, self.go, self.failure, self.begun = world, asyncio.Event(), None, 0
         storage = MemoryStorage(one=Bucket({"f": b"1" * 5000}), two=Bucket({"f": b"2" * 5000}))
-        self.supply = Supply(
+        self.provisioner = DatasetProvisioner(
             self.store,
             self.flights,
             storage,
@@ -94,7 +95,7 @@ class Site:
         )
 
     async def fetch(self, plan, listing, source, part, *, task, started):
-        meter = Meter(100, 1)
+        meter = ProgressMeter(100, 1)
         started(meter)
         meter.arrived(80, 0)
         self.begun += 1
@@ -106,7 +107,7 @@ class Site:
     def ensure(self, pod, bucket):
         found = ResolvedDataset(SourceSpec.parse(f"s3://{bucket}/x"))
         return asyncio.create_task(
-            self.supply.ensure(self.world.volume(pod), found, {}, Stage("data")), name=pod
+            self.provisioner.ensure(self.world.volume(pod), found, {}, DatasetStatus("data")), name=pod
         )
 
 
@@ -167,7 +168,7 @@ def test_a_flight_that_ends_without_a_dataset_gives_its_place_up(world, how):
 
 def test_a_large_image_that_is_synced_holds_up_no_one(world, monkeypatch):
     world.fetch(1)
-    part = world.store.begin(world.about(2))
+    part = world.store.begin_fetch(world.metadata(2))
     syncing, go, real = threading.Event(), threading.Event(), os.fsync
 
     def slow(fd):
@@ -180,7 +181,7 @@ def test_a_large_image_that_is_synced_holds_up_no_one(world, monkeypatch):
     completing = threading.Thread(target=world.store.complete, args=(part, "d"))
     completing.start()
     assert syncing.wait(20)
-    world.store.publish(world.volume("a"), [Piece(key=KEYS[1])])
+    world.store.publish(world.volume("a"), [VolumeSource(key=KEYS[1])])
     assert world.store.evict([part.key]) == {part.key: "in use: it is being fetched"}
     go.set()
     completing.join()

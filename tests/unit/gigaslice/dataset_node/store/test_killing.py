@@ -31,7 +31,7 @@ def check(tmp_path):
     store = open_store(tmp_path)
     try:
         state = tmp_path / "state"
-        found = {one.about.key: one for one in store.stored()}
+        found = {one.metadata.key: one for one in store.stored()}
         for number, key in enumerate(KEYS):
             if key in found and found[key].complete:
                 assert (state / "objects" / f"{key}.img").read_bytes() == content(number)

@@ -14,7 +14,7 @@ import pytest
 
 from gigaslice.dataset.errors import CacheFullError
 from gigaslice.dataset.eviction import room_for
-from gigaslice.dataset_node.store import Piece, digest_of
+from gigaslice.dataset_node.store import VolumeSource, digest_of
 from gigaslice.dataset_node.store.trash import Trash
 from tests.unit.gigaslice.dataset_node.store.conftest import KEYS
 
@@ -54,7 +54,7 @@ class Model:
             self.release,
         )
         self.chance.choice(steps)()
-        stored = {KEYS.index(one.about.key): one.about.size for one in self.world.store.stored()}
+        stored = {KEYS.index(one.metadata.key): one.metadata.size for one in self.world.store.stored()}
         assert stored == self.sizes
         assert self.world.store.room() == self.free(), "whatever is in the trash"
 
@@ -97,7 +97,7 @@ class Model:
             free += self.sizes[expected[-1]]
         if free < room_for(size):
             with pytest.raises(CacheFullError):
-                self.world.store.begin(self.world.about(number, size))
+                self.world.store.begin_fetch(self.world.metadata(number, size))
             self.refused += 1
             return
         promised = sum(size for _, size in self.begun.values())
@@ -108,14 +108,14 @@ class Model:
         now = self.world.size - sum(self.sizes.values()) - self.world.outside - self.trash
         assert promised == sum(self.sizes[one] for one in self.begun)
         self.sizes[number], self.used[number] = size, self.world.now
-        begun = self.pool.submit(self.world.store.begin, self.world.about(number, size))
+        begun = self.pool.submit(self.world.store.begin_fetch, self.world.metadata(number, size))
         if self.gate.is_set() or now >= room_for(size):
             self.completed(number, size, begun.result(20))
             return
         self.waits += 1
         self.begun[number] = (begun, size)
         until = time.monotonic() + 20
-        while number not in {KEYS.index(one.about.key) for one in self.world.store.stored()}:
+        while number not in {KEYS.index(one.metadata.key) for one in self.world.store.stored()}:
             assert not begun.done() and time.monotonic() < until
             time.sleep(0.001)
         assert not begun.done(), "the disk does not have the room yet"
@@ -124,7 +124,7 @@ class Model:
         if complete := sorted(self.sizes.keys() - self.begun.keys()):
             number, name = self.chance.choice(complete), f"v{self.chance.randrange(4)}"
             if name not in self.volumes:
-                self.world.store.publish(self.world.volume(name), [Piece(key=KEYS[number])])
+                self.world.store.publish(self.world.volume(name), [VolumeSource(key=KEYS[number])])
                 self.volumes[name] = {number}
 
     def remove(self):
@@ -140,7 +140,7 @@ class Model:
     def pin(self):
         if self.sizes:
             number, name = self.chance.choice(sorted(self.sizes)), f"v{self.chance.randrange(4)}"
-            self.world.store.pin(self.world.volume(name), self.world.about(number, self.sizes[number]))
+            self.world.store.pin(self.world.volume(name), self.world.metadata(number, self.sizes[number]))
             self.pins.add((name, number))
 
     def unpin(self):

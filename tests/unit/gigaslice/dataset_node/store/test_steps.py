@@ -16,7 +16,7 @@ class Crash(BaseException):
 def test_a_crash_at_any_step_leaves_a_dataset_that_is_complete_or_resumed(world, monkeypatch, late):
     ends = []
     for crash in itertools.count():
-        part = world.store.begin(world.about(1))
+        part = world.store.begin_fetch(world.metadata(1))
         part.image.write_bytes(b"\1" * 100)
         steps = itertools.count()
 
@@ -48,7 +48,7 @@ def test_a_crash_at_any_step_leaves_a_dataset_that_is_complete_or_resumed(world,
             assert not list((world.root / "state/partial").iterdir())
             assert not world.store.evict([KEYS[1]])
         else:
-            assert world.store.begin(world.about(1)).resumed
+            assert world.store.begin_fetch(world.metadata(1)).resumed
             assert (world.root / f"state/partial/{KEYS[1]}.img").read_bytes() == b"\1" * 100
             world.store.discard(KEYS[1])
     assert len(ends) > 4 and ends == sorted(ends), "resumed up to one step, and complete from there on"

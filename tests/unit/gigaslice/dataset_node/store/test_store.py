@@ -1,6 +1,7 @@
 """The cache of a node: what gets room, what is mounted, what survives."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -8,43 +9,43 @@ import pytest
 
 from gigaslice.dataset.errors import CacheFullError, ImageError, QuotaError, RequestError
 from gigaslice.dataset_node.mounts import MountError
-from gigaslice.dataset_node.store import Piece, Volume
+from gigaslice.dataset_node.store import Volume, VolumeSource
 from gigaslice.errors import LockedError
 from tests.unit.gigaslice.dataset_node.store.conftest import KEYS
 
 
 def piece(number, directory=""):
-    return Piece(key=KEYS[number], directory=directory, name=f"d{number}")
+    return VolumeSource(key=KEYS[number], directory=directory, name=f"d{number}")
 
 
 def keys(world):
-    return {one.about.key: one.complete for one in world.store.stored()}
+    return {one.metadata.key: one.complete for one in world.store.stored()}
 
 
 def test_a_dataset_is_ready_when_all_of_it_is_there(world):
-    about = world.about(1)
-    part = world.store.begin(about)
+    metadata = world.metadata(1)
+    part = world.store.begin_fetch(metadata)
     assert not part.resumed and part.image.stat().st_size == 100
-    assert world.store.ready(about.key) is None
+    assert world.store.ready(metadata.key) is None
     part.bits.write_bytes(b"half")
     world.store.complete(part, "d")
-    assert world.store.ready(about.key).digest == "d"
+    assert world.store.ready(metadata.key).digest == "d"
     assert sorted(path.suffix for path in (world.root / "state/objects").iterdir()) == [".img", ".json"]
     assert not list((world.root / "state/partial").iterdir())
 
 
 def test_a_fetch_that_was_interrupted_is_resumed(world):
-    part = world.store.begin(world.about(1))
+    part = world.store.begin_fetch(world.metadata(1))
     part.image.write_bytes(b"x" * 100)
     part.bits.write_bytes(b"1")
     world.again()
-    again = world.store.begin(world.about(1))
+    again = world.store.begin_fetch(world.metadata(1))
     assert again.resumed and again.image.read_bytes() == b"x" * 100 and again.bits.read_bytes() == b"1"
 
 
 @pytest.mark.parametrize("size", [99, 101])
 def test_a_file_of_another_size_never_becomes_a_dataset(world, size):
-    part = world.store.begin(world.about(1, 100))
+    part = world.store.begin_fetch(world.metadata(1, 100))
     os.truncate(part.image, size)
     with pytest.raises(ImageError, match=f"{size} bytes in place of 100"):
         world.store.complete(part, "d")
@@ -61,7 +62,7 @@ def test_bytes_that_a_fetch_has_on_the_disk_are_promised_no_more(world, monkeypa
         rooms.append(world.store.room())
 
     monkeypatch.setattr(os, "posix_fallocate", taking)
-    world.store.begin(world.about(1, 600))
+    world.store.begin_fetch(world.metadata(1, 600))
     assert rooms == [400, 400]
 
 
@@ -83,23 +84,23 @@ def test_without_any_room_nothing_is_deleted_and_the_text_says_what_to_do(world)
     world.fetch(2, 300)
     world.store.publish(world.volume("holds"), [piece(1)])
     with pytest.raises(CacheFullError, match=r"no room for s3://bucket/3: .* use mode: local"):
-        world.store.begin(world.about(3, 400))
+        world.store.begin_fetch(world.metadata(3, 400))
     assert set(keys(world)) == {KEYS[1], KEYS[2]}
 
 
 def test_a_disk_that_is_filled_from_outside_is_noticed(world):
     world.outside = 950
     with pytest.raises(CacheFullError):
-        world.store.begin(world.about(1, 100))
+        world.store.begin_fetch(world.metadata(1, 100))
 
 
 def test_a_task_that_waits_keeps_its_dataset(world):
-    about = world.fetch(1, 600)
-    world.store.pin(world.volume("waits"), about)
+    metadata = world.fetch(1, 600)
+    world.store.pin(world.volume("waits"), metadata)
     with pytest.raises(CacheFullError):
-        world.store.begin(world.about(2, 600))
-    world.store.unpin("csi-waits", about.key)
-    world.store.begin(world.about(2, 600))
+        world.store.begin_fetch(world.metadata(2, 600))
+    world.store.unpin("csi-waits", metadata.key)
+    world.store.begin_fetch(world.metadata(2, 600))
     assert keys(world) == {KEYS[2]: False}
 
 
@@ -109,16 +110,16 @@ def test_a_namespace_has_no_more_than_its_quota(world):
     for number in (1, 2, 3):
         world.fetch(number, 100)
     mine, other = world.volume("mine", "team"), world.volume("other", "team")
-    world.store.pin(mine, world.about(1))
+    world.store.pin(mine, world.metadata(1))
     world.store.publish(mine, [piece(1)])
     world.store.unpin(mine.id, KEYS[1])
-    world.store.pin(other, world.about(1))
-    world.store.pin(other, world.about(2))
+    world.store.pin(other, world.metadata(1))
+    world.store.pin(other, world.metadata(2))
     with pytest.raises(QuotaError, match="namespace team may use 250 B"):
-        world.store.pin(other, world.about(3))
-    world.store.pin(world.volume("elsewhere", "others"), world.about(3))
+        world.store.pin(other, world.metadata(3))
+    world.store.pin(world.volume("elsewhere", "others"), world.metadata(3))
     world.store.unpin(other.id, KEYS[2])
-    world.store.pin(other, world.about(3))
+    world.store.pin(other, world.metadata(3))
 
 
 def test_a_volume_is_mounted_once_however_often_it_is_asked_for(world):
@@ -174,7 +175,7 @@ def test_removing_what_is_not_there_is_no_failure(world):
 def test_local_mode_binds_a_directory_that_is_there(world, tmp_path):
     (tmp_path / "nfs").mkdir()
     volume = world.volume("a")
-    world.store.publish(volume, [Piece(path=str(tmp_path / "nfs"))])
+    world.store.publish(volume, [VolumeSource(path=str(tmp_path / "nfs"))])
     assert world.store.published(volume.id)
     assert keys(world) == {}
 
@@ -249,10 +250,10 @@ def test_what_is_mounted_is_in_use_also_without_its_record(world):
 
 
 def test_an_image_that_was_changed_is_compared_again_and_removed_if_it_is_another(world):
-    about = world.fetch(1)
-    image = world.root / "state/objects" / f"{about.key}.img"
+    metadata = world.fetch(1)
+    image = world.root / "state/objects" / f"{metadata.key}.img"
     os.utime(image, (1, 1))
-    assert world.store.ready(about.key).key == about.key, "touched, and the same"
+    assert world.store.ready(metadata.key).key == metadata.key, "touched, and the same"
     image.write_bytes(b"z" * 100)
     with pytest.raises(ImageError, match="has to be fetched again"):
         world.store.publish(world.volume("a"), [piece(1)])
@@ -261,9 +262,9 @@ def test_an_image_that_was_changed_is_compared_again_and_removed_if_it_is_anothe
 
 @pytest.mark.parametrize("damage", ["truncate", "description", "no description", "empty directory"])
 def test_what_is_not_whole_after_a_start_is_removed(world, damage):
-    about = world.fetch(1)
+    metadata = world.fetch(1)
     objects = world.root / "state/objects"
-    image, description = objects / f"{about.key}.img", objects / f"{about.key}.json"
+    image, description = objects / f"{metadata.key}.img", objects / f"{metadata.key}.json"
     if damage == "truncate":
         os.truncate(image, 50)
     elif damage == "description":
@@ -302,7 +303,7 @@ def test_a_clock_that_was_ahead_protects_nothing(world):
 
 
 def test_a_partial_dataset_that_is_not_asked_for_again_goes(world):
-    world.store.begin(world.about(1))
+    world.store.begin_fetch(world.metadata(1))
     world.again()
     assert keys(world) == {KEYS[1]: False}
     world.now += 30 * 86400
@@ -331,16 +332,16 @@ def test_without_erofs_the_image_is_unpacked(world):
 
     world.mounts.has_erofs, world.unpack = False, unpack
     world.again()
-    about = world.fetch(1)
+    metadata = world.fetch(1)
     volume = world.volume("a")
     world.store.publish(volume, [piece(1)])
     assert world.mounts.at(volume.target) == ["/dev/sda1"] and world.store.published(volume.id)
-    assert world.store.evict([about.key])
+    assert world.store.evict([metadata.key])
     world.again()
     world.store.publish(volume, [piece(1)])
-    assert world.store.evict([about.key]) == {about.key: "in use by default/a"}
+    assert world.store.evict([metadata.key]) == {metadata.key: "in use by default/a"}
     world.store.remove(volume.id, volume.target)
-    assert world.store.evict([about.key]) == {}
+    assert world.store.evict([metadata.key]) == {}
     assert not list((world.root / "state/objects").iterdir())
 
 
@@ -349,3 +350,15 @@ def test_an_image_that_the_kernel_refuses_is_named(world):
     world.mounts.refuse["image"] = MountError("structure needs cleaning", errno.EUCLEAN)
     with pytest.raises(ImageError, match="the kernel refuses the image"):
         world.store.publish(world.volume("a"), [piece(1)])
+
+
+def test_a_record_has_the_form_that_nodes_have_on_their_disks(world):
+    """Of all versions of the service: it is read after an upgrade, and after a downgrade."""
+    world.fetch(1)
+    volume = world.volume("a")
+    world.store.publish(volume, [piece(1)])
+    path = world.store._paths.record(volume.id)
+    body = json.loads(path.read_text())["body"]
+    assert sorted(body) == ["created", "pieces", "volume"]
+    assert body["pieces"] == [{"directory": "", "key": KEYS[1], "name": "d1", "path": ""}]
+    assert world.again().records()[volume.id].volume_sources == (piece(1),)

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from gigaslice.dataset.errors import CacheFullError, DatasetError
-from gigaslice.dataset_node.store import About, Budget, Piece, digest_of
+from gigaslice.dataset_node.store import Budget, DatasetMetadata, VolumeSource, digest_of
 from gigaslice.dataset_node.store import cache as cache_module
 from gigaslice.dataset_node.store import trash as trash_module
-from gigaslice.dataset_node.store.places import Places
+from gigaslice.dataset_node.store.state_paths import StatePaths
 from gigaslice.dataset_node.store.trash import Trash
 from tests.unit.gigaslice.dataset_node.store.conftest import KEYS, MIB
 
@@ -57,7 +57,7 @@ def eventually(true, seconds=20):
 
 
 def keys(world):
-    return {KEYS.index(one.about.key) for one in world.store.stored()}
+    return {KEYS.index(one.metadata.key) for one in world.store.stored()}
 
 
 def thrown(world):
@@ -71,7 +71,7 @@ def test_a_deletion_waits_for_nothing_and_neither_does_anything_else(world, held
     assert keys(world) == {2} and world.store.ready(KEYS[1]) is None
     assert world.store.room() == 900, "it counts as room"
     assert world.store.trash_bytes == 600 and len(thrown(world)) == 1, "which the disk does not have yet"
-    world.store.publish(world.volume("p"), [Piece(key=KEYS[2])])
+    world.store.publish(world.volume("p"), [VolumeSource(key=KEYS[2])])
     world.fetch(3, 100)
     held.go.set()
     world.emptied()
@@ -103,9 +103,9 @@ def test_what_was_unpacked_once_is_mounted_for_all_who_came_meanwhile(world, hel
     world.again()
     world.fetch(1, 300)
     volumes = [world.volume(name) for name in "ab"]
-    first = threads.submit(world.store.publish, volumes[0], [Piece(key=KEYS[1])])
+    first = threads.submit(world.store.publish, volumes[0], [VolumeSource(key=KEYS[1])])
     assert unpacking.wait(20)
-    second = threads.submit(world.store.publish, volumes[1], [Piece(key=KEYS[1])])
+    second = threads.submit(world.store.publish, volumes[1], [VolumeSource(key=KEYS[1])])
     time.sleep(0.05)
     go.set()
     first.result(20), second.result(20)
@@ -119,13 +119,13 @@ def test_what_was_unpacked_once_is_mounted_for_all_who_came_meanwhile(world, hel
 
 def test_a_fetch_waits_for_the_room_that_it_was_promised(world, held, threads):
     world.fetch(1, 600)
-    begun = threads.submit(world.store.begin, world.about(2, 600))
+    begun = threads.submit(world.store.begin_fetch, world.metadata(2, 600))
     eventually(lambda: keys(world) == {2})
     time.sleep(0.05)
     assert not begun.done() and not (world.root / f"state/partial/{KEYS[2]}.img").exists()
     assert world.store.evict([KEYS[2]]) == {KEYS[2]: "in use: it is being fetched"}
     with pytest.raises(CacheFullError):  # of what the trash gives back nothing is left
-        world.store.begin(world.about(3, 400))
+        world.store.begin_fetch(world.metadata(3, 400))
     held.go.set()
     assert begun.result(20).image.stat().st_size == 600
     assert world.store.room() == 400
@@ -134,9 +134,9 @@ def test_a_fetch_waits_for_the_room_that_it_was_promised(world, held, threads):
 def test_room_that_is_there_is_given_in_the_order_of_the_promises(world, held, threads):
     """The second promise is smaller. It does not take what the first one waits for."""
     world.fetch(1, 500)
-    first = threads.submit(world.store.begin, world.about(2, 600))
+    first = threads.submit(world.store.begin_fetch, world.metadata(2, 600))
     eventually(lambda: keys(world) == {2})
-    second = threads.submit(world.store.begin, world.about(3, 250))
+    second = threads.submit(world.store.begin_fetch, world.metadata(3, 250))
     eventually(lambda: keys(world) == {2, 3})
     time.sleep(0.05)
     assert not first.done() and not second.done()
@@ -148,7 +148,7 @@ def test_room_that_another_program_takes_meanwhile_is_the_file_system_s_to_refus
     world, held, threads, monkeypatch
 ):
     world.fetch(1, 600)
-    begun = threads.submit(world.store.begin, world.about(2, 600))
+    begun = threads.submit(world.store.begin_fetch, world.metadata(2, 600))
     eventually(lambda: keys(world) == {2})
     world.outside = 900
 
@@ -173,7 +173,7 @@ def test_the_cache_s_own_limit_holds_for_what_is_in_the_trash_too(world, held, t
     world.again()
     world.store._room._budget = Budget(capacity=1000, keep_free=0.0)
     world.fetch(1, 600)
-    begun = threads.submit(world.store.begin, world.about(2, 600))
+    begun = threads.submit(world.store.begin_fetch, world.metadata(2, 600))
     eventually(lambda: keys(world) == {2})
     time.sleep(0.05)
     assert not begun.done()
@@ -183,7 +183,7 @@ def test_the_cache_s_own_limit_holds_for_what_is_in_the_trash_too(world, held, t
 
 def test_the_end_of_the_service_ends_the_wait_and_the_next_start_empties_the_trash(world, held, threads):
     world.fetch(1, 600)
-    begun = threads.submit(world.store.begin, world.about(2, 600))
+    begun = threads.submit(world.store.begin_fetch, world.metadata(2, 600))
     eventually(lambda: keys(world) == {2})
     world.store.interrupt()
     with pytest.raises(DatasetError, match="the dataset service ends"):
@@ -227,7 +227,7 @@ def test_what_cannot_be_removed_is_tried_again_seldom_and_no_fetch_waits_for_it(
     assert world.store.trash_bytes == 600 and world.store.room() == 400
     world.fetch(2, 300)
     with pytest.raises(CacheFullError):
-        world.store.begin(world.about(3, 400))
+        world.store.begin_fetch(world.metadata(3, 400))
     time.sleep(1)
     assert 2 <= refusing.tries <= 10, "it is no busy loop"
     assert len(warned) == 1 and os.strerror(number) in warned[0][1]["detail"]
@@ -260,10 +260,10 @@ def test_a_dataset_that_cannot_be_deleted_stays(world, monkeypatch):
         patched.setattr(Path, "replace", refused)
         assert "not deleted: Read-only file system" in world.store.evict([KEYS[1]])[KEYS[1]]
         with pytest.raises(CacheFullError, match="which no pod uses, cannot be deleted: Read-only"):
-            world.store.begin(world.about(2, 600))
+            world.store.begin_fetch(world.metadata(2, 600))
         assert keys(world) == {1} and world.store.evictions == 0
         assert world.store.ready(KEYS[1]) is not None
-        world.store.publish(world.volume("p"), [Piece(key=KEYS[1])])
+        world.store.publish(world.volume("p"), [VolumeSource(key=KEYS[1])])
     world.again()
     assert keys(world) == {1}
 
@@ -277,7 +277,7 @@ class Crash(BaseException):
 def test_a_crash_at_any_step_of_a_deletion_leaves_nothing_that_is_half(world, monkeypatch, late, complete):
     ends = []
     for crash in itertools.count():
-        part = world.store.begin(world.about(1))
+        part = world.store.begin_fetch(world.metadata(1))
         part.image.write_bytes(b"\1" * 100)
         part.bits.write_bytes(b"1")
         if complete:
@@ -312,7 +312,7 @@ def test_a_crash_at_any_step_of_a_deletion_leaves_nothing_that_is_half(world, mo
         if found == [True]:
             assert world.store.ready(KEYS[1]).digest == digest_of(world.root / f"state/objects/{KEYS[1]}.img")
         elif found == [False]:
-            assert world.store.begin(world.about(1)).resumed
+            assert world.store.begin_fetch(world.metadata(1)).resumed
         world.store.evict([KEYS[1]]) if complete else world.store.discard(KEYS[1])
         world.emptied()
         for name in ("objects", "partial"):
@@ -325,7 +325,7 @@ def test_a_crash_at_any_step_of_a_deletion_leaves_nothing_that_is_half(world, mo
 
 @pytest.fixture
 def trash(tmp_path):
-    places = Places(tmp_path)
+    places = StatePaths(tmp_path)
     for one in places.directories:
         one.mkdir()
     made = Trash(places)
@@ -452,7 +452,7 @@ def test_a_tree_whose_removal_was_cut_off_goes_after_the_next_start(trash, tmp_p
     trash.close()
     left = list((tmp_path / "trash").iterdir())
     assert left and trash.last
-    again = Trash(Places(tmp_path))
+    again = Trash(StatePaths(tmp_path))
     again.open()
     emptied(again)
     again.close()
@@ -468,12 +468,12 @@ def test_a_reservation_holds_up_nothing(world, monkeypatch, threads):
 
     world.fetch(1, 100)
     monkeypatch.setattr(cache_module.os, "posix_fallocate", slow)
-    begun = threads.submit(world.store.begin, world.about(2, 700))
+    begun = threads.submit(world.store.begin_fetch, world.metadata(2, 700))
     eventually(lambda: keys(world) == {1, 2})
     assert world.store.room() == 200
-    world.store.publish(world.volume("p"), [Piece(key=KEYS[1])])
+    world.store.publish(world.volume("p"), [VolumeSource(key=KEYS[1])])
     with pytest.raises(CacheFullError):
-        world.store.begin(About(KEYS[3], 300, "s3://bucket/3"))
+        world.store.begin_fetch(DatasetMetadata(KEYS[3], 300, "s3://bucket/3"))
     go.set()
     assert begun.result(20)
     assert world.store.room() == 200
@@ -482,7 +482,7 @@ def test_a_reservation_holds_up_nothing(world, monkeypatch, threads):
 def test_what_was_discarded_while_it_waited_is_not_begun(world, held, threads):
     """No caller does that now; it must not leave a file that nothing is known of."""
     world.fetch(1, 600)
-    begun = threads.submit(world.store.begin, world.about(2, 600))
+    begun = threads.submit(world.store.begin_fetch, world.metadata(2, 600))
     eventually(lambda: keys(world) == {2})
     ended = threads.submit(world.store.discard, KEYS[2])
     time.sleep(0.05)
