@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from agent.commands.cluster import listed
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.objects import DRIVER, DatasetNode, parse_dataset, parse_dataset_node
-from gigaslice.dataset.prefetch import Candidate, choose
+from gigaslice.dataset.prefetch import NodeCandidate, choose
 from gigaslice.dataset.renewals import is_stale
 from gigaslice.dataset.request import VolumeRequest
 from gigaslice.errors import GigasliceError
@@ -85,10 +85,10 @@ async def choose_nodes(
         if not choice.names:
             raise GigasliceError("nodes cannot be listed with these credentials; name some with --nodes a,b")
         notes.append("nodes cannot be listed with these credentials, so they are taken as named")
-        found = {name: Candidate(name) for name in choice.names}
+        found = {name: NodeCandidate(name) for name in choice.names}
     else:
         facts = filter(None, (_parsed(node_facts, one) for one in documents))
-        found = {one.name: Candidate(one.name, one.ready, one.schedulable) for one in facts}
+        found = {one.name: NodeCandidate(one.name, one.ready, one.schedulable) for one in facts}
     found = {
         name: replace(one, driver=with_driver is None or name in with_driver, holds=name in holders)
         for name, one in found.items()
@@ -116,7 +116,7 @@ def _full(namespace: str, name: str) -> str:
 
 
 def _check_number(
-    names: Sequence[str], found: Mapping[str, Candidate], choice: NodeChoice, notes: list[str]
+    names: Sequence[str], found: Mapping[str, NodeCandidate], choice: NodeChoice, notes: list[str]
 ) -> None:
     """Refuses an empty choice, and notes one that is smaller than what was asked for."""
     why = [f"{one.name}: {one.problem}" for one in found.values() if one.problem]
@@ -133,7 +133,7 @@ def _check_number(
         )
 
 
-def _refusal(name: str, found: Mapping[str, Candidate]) -> str:
+def _refusal(name: str, found: Mapping[str, NodeCandidate]) -> str:
     if name in found:
         return found[name].problem
     near = difflib.get_close_matches(name, found, n=1)

@@ -19,20 +19,21 @@ from enum import Enum
 from typing import Any
 
 from gigaslice.dataset.objects import DRIVER
-from gigaslice.kube.fields import object_at, objects_at, text_at
+from gigaslice.kube.fields import object_at, objects_at, strings_at, text_at
 
 __all__ = [
     "IMAGE",
     "MANAGED_BY",
     "MANAGER",
     "RUN_LABEL",
-    "UNTIL",
-    "Candidate",
-    "PodTold",
+    "NodeCandidate",
+    "NodeJudgement",
+    "PodJudgement",
     "PrefetchPod",
-    "Prefetched",
+    "PrefetchState",
     "choose",
     "judge",
+    "judge_all",
     "pod_manifest",
     "ranked",
 ]
@@ -44,8 +45,6 @@ MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "gigaslice-prefetch"
 """The label of every pod of a prefetch."""
 RUN_LABEL = "gigaslice.io/prefetch-run"
 """The label that says of which run it is."""
-UNTIL = "gigaslice.io/prefetch-until"
-"""The annotation with the Unix time from which on no run waits for the pod any more."""
 
 _GPU_TAINT = "nvidia.com/gpu"
 _HARMLESS_UID = 65534
@@ -54,7 +53,7 @@ _BEFORE_VOLUMES = ("", "ContainerCreating", "PodInitializing")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class NodeCandidate:
     """A node as far as a prefetch is concerned.
 
     Attributes:
@@ -88,7 +87,7 @@ def ranked(key: str, nodes: Iterable[str]) -> list[str]:
     return sorted(nodes, key=lambda node: (_weight(key, node), node), reverse=True)
 
 
-def choose(key: str, nodes: Sequence[Candidate], count: int | None = None) -> tuple[str, ...]:
+def choose(key: str, nodes: Sequence[NodeCandidate], count: int | None = None) -> tuple[str, ...]:
     """The nodes that get the dataset KEY: those that have it first, then by the order of the key.
 
     Args:
@@ -96,19 +95,19 @@ def choose(key: str, nodes: Sequence[Candidate], count: int | None = None) -> tu
         nodes: Those that are possible; what has a problem is left out.
         count: How many; None for all.
     """
-    holders = {one.name for one in nodes if one.holds}
-    order = ranked(key, (one.name for one in nodes if not one.problem))
+    holders = {node.name for node in nodes if node.holds}
+    order = ranked(key, (node.name for node in nodes if not node.problem))
     order.sort(key=lambda name: name not in holders)
     return tuple(order if count is None else order[:count])
 
 
 def _weight(key: str, node: str) -> bytes:
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for text in (key, node):
         data = text.encode()
-        found.update(len(data).to_bytes(8, "big"))
-        found.update(data)
-    return found.digest()
+        digest.update(len(data).to_bytes(8, "big"))
+        digest.update(data)
+    return digest.digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +118,7 @@ class PrefetchPod:
         namespace: Of the pods, and of the Secret.
         attributes: The volume's attributes: `dataset` or `source`, and the options.
         run: Names this run.
-        seconds: After which the kubelet ends the pod, whatever becomes of the run.
-        until: Unix time from which on no run waits for the pod.
+        seconds: After which the kubelet ends the pod, whatever becomes of it.
         secret: The Secret that the kubelet hands over; empty for none.
         image: Whatever ends, or fails to start: see above.
         tolerated: Keys of taints that are tolerated besides that of GPU nodes.
@@ -130,15 +128,12 @@ class PrefetchPod:
     attributes: Mapping[str, str]
     run: str
     seconds: int
-    until: int
     secret: str = ""
     image: str = IMAGE
     tolerated: tuple[str, ...] = ()
 
     def name(self, node: str) -> str:
-        """Of the pod for NODE: the same whenever it is asked for, so that a pod can be deleted whose creation was not
-        answered.
-        """
+        """Of the pod for NODE: the same in every manifest of the run."""
         part = hashlib.blake2b(node.encode(), digest_size=5).hexdigest()
         return f"gigaslice-prefetch-{self.run}-{part}"
 
@@ -169,7 +164,6 @@ def pod_manifest(pod: PrefetchPod, node: str) -> dict[str, Any]:
             "name": pod.name(node),
             "namespace": pod.namespace,
             "labels": {MANAGED_BY: MANAGER, RUN_LABEL: pod.run},
-            "annotations": {UNTIL: str(pod.until)},
         },
         "spec": {
             "restartPolicy": "Never",
@@ -197,7 +191,7 @@ def pod_manifest(pod: PrefetchPod, node: str) -> dict[str, Any]:
     }
 
 
-class Prefetched(Enum):
+class PrefetchState(Enum):
     """What has become of a pod."""
 
     WAITING = "waiting"
@@ -206,36 +200,72 @@ class Prefetched(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PodTold:
+class PodJudgement:
     """What a pod's status tells. text: what it waits for, or why it failed, where the status says so."""
 
-    state: Prefetched
+    state: PrefetchState
     text: str = ""
 
 
-def judge(document: Mapping[str, Any]) -> PodTold:
+@dataclass(frozen=True, slots=True)
+class NodeJudgement:
+    """What has become of the pod for a node."""
+
+    node: str
+    state: PrefetchState
+    text: str = ""
+
+
+def judge_all(document: Mapping[str, Any]) -> tuple[NodeJudgement, ...]:
+    """Reads a pod, or a list of pods; those that are of no prefetch are left out."""
+    pods = objects_at(document, "items") or [document]
+    judged = []
+    for pod in pods:
+        metadata = object_at(pod, "metadata")
+        if text_at(object_at(metadata, "labels"), MANAGED_BY) == MANAGER:
+            judgement = judge(pod)
+            node = _node_of(pod) or text_at(metadata, "name")
+            judged.append(NodeJudgement(node, judgement.state, judgement.text))
+    return tuple(sorted(judged, key=lambda judgement: judgement.node))
+
+
+def _node_of(pod: Mapping[str, Any]) -> str:
+    """The node that a pod of a prefetch is for; empty where it names none."""
+    affinity = object_at(object_at(object_at(pod, "spec"), "affinity"), "nodeAffinity")
+    required = object_at(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
+    for term in objects_at(required, "nodeSelectorTerms"):
+        for field in objects_at(term, "matchFields"):
+            return ",".join(strings_at(field, "values"))
+    return ""
+
+
+def judge(document: Mapping[str, Any]) -> PodJudgement:
     """Reads whether the data are on the node of a pod."""
     status = object_at(document, "status")
     conditions = {
-        str(one.get("type")): one for one in objects_at(status, "conditions") if one.get("status") is not None
+        str(condition.get("type")): condition
+        for condition in objects_at(status, "conditions")
+        if condition.get("status") is not None
     }
     phase, reason = status.get("phase"), text_at(status, "reason")
     if phase == "Succeeded" or _holds(conditions, "PodReadyToStartContainers"):
-        return PodTold(Prefetched.DONE)
+        return PodJudgement(PrefetchState.DONE)
     if phase == "Failed" and reason:  # the kubelet's verdict on the pod, such as Evicted; not its container's
-        return PodTold(
-            Prefetched.FAILED, f"the pod failed: {reason}: {text_at(status, 'message')}".rstrip(": ")
+        return PodJudgement(
+            PrefetchState.FAILED, f"the pod failed: {reason}: {text_at(status, 'message')}".rstrip(": ")
         )
     if any(map(_after_volumes, objects_at(status, "containerStatuses"))):
-        return PodTold(Prefetched.DONE)
+        return PodJudgement(PrefetchState.DONE)
     if phase == "Failed":
-        return PodTold(Prefetched.FAILED, "the pod failed")
+        return PodJudgement(PrefetchState.FAILED, "the pod failed")
     if object_at(document, "metadata").get("deletionTimestamp"):
-        return PodTold(Prefetched.FAILED, "its pod is being deleted, and not by this command")
+        return PodJudgement(PrefetchState.FAILED, "its pod is being deleted")
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        return PodTold(Prefetched.WAITING, f"not scheduled: {text_at(scheduled, 'message')}".rstrip(": "))
-    return PodTold(Prefetched.WAITING)
+        return PodJudgement(
+            PrefetchState.WAITING, f"not scheduled: {text_at(scheduled, 'message')}".rstrip(": ")
+        )
+    return PodJudgement(PrefetchState.WAITING)
 
 
 def _after_volumes(container: Mapping[str, Any]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from tests.fakes.storage_servers import KEY, SECRET, moto_s3, put
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 NAMESPACE = "gs-prefetch"
+Done = subprocess.CompletedProcess[str]
 TENANT = f"""\
 apiVersion: v1
 kind: Namespace
@@ -31,7 +31,7 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {{name: tenant, namespace: {NAMESPACE}}}
 rules:
-  - {{apiGroups: [""], resources: [pods], verbs: [create, list, delete]}}
+  - {{apiGroups: [""], resources: [pods], verbs: [create, get, list, watch, patch, delete, deletecollection]}}
   - {{apiGroups: [""], resources: [events], verbs: [list]}}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
@@ -69,16 +69,30 @@ class Tenant:
         words = ("-n", NAMESPACE, "get", "resourcequota", "quota", "-o", "jsonpath={.status.hard.pods}")
         return self.site.kubectl(*words)
 
-    def command(self, *words: str, kubeconfig: Path | str | None = None) -> list[str]:
-        found = [sys.executable, "-m", "agent", "dataset", "prefetch", *words, "-n", NAMESPACE]
-        image = f"--image={os.environ['K8S_NODE_IMAGE']}"
-        return [*found, image, f"--kubeconfig={kubeconfig or self.kubeconfig}"]
-
-    def run(self, *words: str, kubeconfig: Path | str | None = None) -> subprocess.CompletedProcess[str]:
+    def prefetch(self, *words: str, kubeconfig: Path | str | None = None, stdin: str = "") -> Done:
+        flags = ("-n", NAMESPACE, f"--image={os.environ['K8S_NODE_IMAGE']}")
+        command = [sys.executable, "-m", "agent", "dataset", "prefetch", *words, *flags]
+        command.append(f"--kubeconfig={kubeconfig or self.kubeconfig}")
         return subprocess.run(
-            self.command(*words, kubeconfig=kubeconfig),
-            cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            command, cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    def make(self, *words: str, kubeconfig: Path | str | None = None) -> Done:
+        """Makes the pods that the command prints, as the tenant."""
+        printed = self.prefetch(*words, kubeconfig=kubeconfig)
+        assert printed.returncode == 0, printed.stderr
+        self.site.kubectl("--kubeconfig", str(self.kubeconfig), "apply", "-f", "-", stdin=printed.stdout)
+        return printed
+
+    def judged(self) -> Done:
+        listed = ("--kubeconfig", str(self.kubeconfig), "-n", NAMESPACE, "get", "pods", "-o", "json")
+        return self.prefetch("--judge", stdin=self.site.kubectl(*listed))
+
+    def delete(self) -> None:
+        label = "app.kubernetes.io/managed-by=gigaslice-prefetch"
+        self.site.kubectl(
+            "--kubeconfig", str(self.kubeconfig), "-n", NAMESPACE, "delete", "pods", "-l", label
+        )
 
     def pods(self) -> list[str]:
         items = json.loads(self.site.kubectl("-n", NAMESPACE, "get", "pods", "-o", "json"))["items"]
@@ -108,68 +122,48 @@ def tenant() -> Iterator[Tenant]:
 
 def test_a_tenant_prefetches_with_rights_on_pods_alone(tenant):
     site = tenant.site
-    done = tenant.run(*tenant.source, "--nodes", site.node, "--secret", "good")
-    assert (done.returncode, done.stdout.partition(":")[0]) == (0, site.node), done.stderr
-    assert "nodes cannot be listed with these credentials" in done.stderr
-    site.until(lambda: not tenant.pods(), "its pods are gone")
+    printed = tenant.make(*tenant.source, "--nodes", site.node, "--secret", "good")
+    assert "nodes cannot be listed with these credentials" in printed.stderr
+    site.until(lambda: tenant.judged().returncode == 0, "the data are there")
+    assert tenant.judged().stdout == f"{site.node}: ready\n"
+    tenant.delete()
     assert site.logged("fetched") == 1
-    again = tenant.run(*tenant.source, "--count", "1", "--secret", "good", kubeconfig=site.kubeconfig)
-    assert again.returncode == 0, again.stderr
+    tenant.make(*tenant.source, "--count", "1", "--secret", "good", kubeconfig=site.kubeconfig)
+    site.until(lambda: tenant.judged().returncode == 0, "the data are there still")
     assert site.logged("fetch started") == 1, "it is there already"
+    tenant.delete()
     site.until(lambda: not site.mounted(), "nothing is in use")
     cache = json.loads(site.kubectl("get", "datasetnode", site.node, "-o", "json"))["status"]["datasets"]
     assert [one["state"] for one in cache] == ["Ready"]
 
 
-def test_credentials_that_do_not_suffice_are_what_is_said(tenant):
-    done = tenant.run(*tenant.source, "--nodes", tenant.site.node, "--secret", "none", "--timeout", "8s")
-    assert done.returncode == 1
-    assert 'secrets "none" not found' in done.stderr
-    assert "do not have it; what they have fetched is kept: run it again to go on" in done.stderr
-    tenant.site.until(lambda: not tenant.pods(), "its pods are gone")
+def test_without_the_secret_the_data_are_not_there(tenant):
+    tenant.make(*tenant.source, "--nodes", tenant.site.node, "--secret", "none", "--timeout", "8s")
+    judged = tenant.judged()
+    assert judged.returncode == 1
+    assert judged.stdout.startswith(f"{tenant.site.node}: waiting")
+    assert "do not have it; what they have fetched is kept" in judged.stderr
+    tenant.site.until(lambda: "failed: the pod failed: DeadlineExceeded" in tenant.judged().stdout, "it ends")
 
 
-def test_a_quota_is_what_is_said(tenant):
-    limits = {"requests": {"cpu": "1m"}, "limits": {"memory": "1Mi"}}
-    container = {
-        "name": "c", "image": "none", "imagePullPolicy": "Never", "resources": limits,
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }  # fmt: skip
-    security = {"runAsNonRoot": True, "runAsUser": 1, "seccompProfile": {"type": "RuntimeDefault"}}
-    pod = {
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other", "namespace": NAMESPACE},
-        "spec": {"containers": [container], "securityContext": security, "nodeName": "nowhere"},
-    }  # fmt: skip
-    tenant.site.kubectl("apply", "-f", "-", stdin=json.dumps(pod))
-    done = tenant.run(*tenant.source, "--nodes", tenant.site.node)
-    assert done.returncode == 1
-    assert "a quota of the namespace refuses the pod" in done.stderr
-    tenant.site.kubectl("-n", NAMESPACE, "delete", "pod", "other", "--force", "--grace-period=0")
-
-
-def test_ctrl_c_leaves_no_pod_and_keeps_what_was_fetched(tenant):
-    command = tenant.command(*tenant.source, "--nodes", tenant.site.node, "--secret", "good")
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+def test_a_prefetch_that_is_deleted_keeps_what_was_fetched(tenant):
+    words = (*tenant.source, "--nodes", tenant.site.node, "--secret", "good")
+    tenant.make(*words)
     tenant.site.until(lambda: tenant.site.logged("fetch started"), "it fetches")
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert process.returncode == 130
+    tenant.delete()
     tenant.site.until(lambda: not tenant.pods(), "its pod is gone")
-    done = tenant.run(*tenant.source, "--nodes", tenant.site.node, "--secret", "good")
-    assert done.returncode == 0, done.stderr
+    tenant.make(*words)
+    tenant.site.until(lambda: tenant.judged().returncode == 0, "the data are there")
     once = tenant.site.logged("fetch started") == 1  # it was more than half done, and so went on
     assert once or '"resumed": true' in (tenant.site.root / "log").read_text()
 
 
-def test_a_run_that_is_killed_leaves_a_pod_that_ends_by_itself(tenant):
+def test_a_pod_that_is_left_ends_by_itself(tenant):
     """And a volume that nothing waits for any more."""
     site = tenant.site
     source = site.fill("large", 8, 60_000_000)
-    command = tenant.command(source, "--nodes", site.node, "--timeout", "1s")
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    tenant.make(source, "--nodes", site.node, "--timeout", "60s")
     site.until(lambda: site.logged("fetch started"), "it fetches")
-    process.kill()
-    process.wait()
     (name,) = tenant.pods()
     reason = ("-n", NAMESPACE, "get", "pod", name, "-o", "jsonpath={.status.reason}")
     site.until(lambda: site.kubectl(*reason) == "DeadlineExceeded", "the kubelet ends it", 200)

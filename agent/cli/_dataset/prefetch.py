@@ -1,4 +1,4 @@
-"""`gigaslice dataset prefetch`: has a dataset fetched to nodes before the pods that need it."""
+"""`gigaslice dataset prefetch`: prints the pods that have a dataset fetched to nodes, and judges them afterwards."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ import sys
 from typing import TYPE_CHECKING
 
 from agent.cli._cluster import add_target, cluster_target
-from agent.cli._dataset._bar import Bar
 from agent.cli._shared import FAILED, OK, report
-from gigaslice.dataset.prefetch import IMAGE
+from gigaslice.dataset.prefetch import IMAGE, RUN_LABEL, PrefetchState
 from gigaslice.errors import ConfigError
 from gigaslice.runtime import setting_values as values
 from gigaslice.text import plain
 
 if TYPE_CHECKING:
-    from agent.commands.dataset_prefetch import PrefetchOrder, PrefetchOutcome, PrefetchProgress
+    from agent.commands.dataset_prefetch import PrefetchOrder
     from agent.commands.prefetch_nodes import ChosenNodes, NodeChoice
 
-HELP = "have a dataset fetched to nodes before the pods that need it"
+HELP = "print the pods that fetch a dataset to nodes before the pods that need it"
 DESCRIPTION = (
-    "Makes one small pod on each node with the rights of the user, which mounts the dataset, waits until the data are "
-    "there, and deletes the pods. What a node has already is compared with the source, and not fetched again."
+    "Prints one small pod for each node, which mounts the dataset: kubectl makes them, waits for them and deletes "
+    "them. With --judge, says of such pods whether the data are on their nodes."
 )
 SETTINGS = False
-
-_PARALLEL = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
+        nargs="?",
+        default="",
         help="a Dataset object, NAMESPACE/NAME, or a source such as s3://bucket/prefix",
     )
     parser.add_argument(
@@ -62,63 +61,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerate", metavar="KEY", action="append", default=[], help="a taint's key, besides nvidia.com/gpu"
     )
     parser.add_argument("--image", metavar="IMAGE", default=IMAGE, help=f"of the pods (default: {IMAGE})")
-    parser.add_argument("--timeout", metavar="TIME", default="60m", help="how long is waited (default: 60m)")
     parser.add_argument(
-        "--parallel",
-        metavar="N",
-        default=str(_PARALLEL),
-        help=f"how many nodes fetch at a time (default: {_PARALLEL})",
+        "--timeout", metavar="TIME", default="60m", help="after which the pods end (default: 60m)"
     )
-    parser.add_argument("--keep", action="store_true", help="leave the pods there")
-    parser.add_argument("--dry-run", action="store_true", help="only show the nodes; with -o yaml, the pods")
     parser.add_argument(
         "--output",
         "-o",
-        choices=("text", "yaml"),
-        default="text",
-        help="with --dry-run: text (default) or YAML",
+        choices=("yaml", "text"),
+        default="yaml",
+        help="the pods as YAML (default), or the names of the nodes",
+    )
+    parser.add_argument(
+        "--judge",
+        action="store_true",
+        help="read pods of a prefetch from standard input, as kubectl get pods -o json prints them, and say of each "
+        "node whether it has the data",
     )
     add_target(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prefetches; fails where a node does not have the dataset in the end."""
+    """Prints the pods; fails where a node that was named cannot be used. With --judge, where one lacks the data."""
+    if arguments.judge:
+        return _judge(arguments)
+    if not arguments.name:
+        raise ConfigError(["NAME is missing: a Dataset object, or a source such as s3://bucket/prefix"])
     where = cluster_target(arguments)
     from agent.commands import dataset_prefetch
 
     order = _order(arguments, arguments.namespace or where.namespace)
     nodes = dataset_prefetch.chosen(where, order)
     report(OK, *(f"note: {note}" for note in nodes.notes))
-    if arguments.dry_run:
-        return _shown(order, nodes, arguments.output)
-    with Bar() as bar:
-        told: dict[str, str] = {}
-        ended = dataset_prefetch.prefetch(where, order, nodes, lambda progress: _show(bar, progress, told))
-    failed = [outcome for outcome in ended if not outcome.done]
-    if not failed:
-        return OK
-    return report(
-        FAILED,
-        *(f"{outcome.node}: {outcome.text or 'failed'}" for outcome in failed),
-        f"{len(failed)} of {len(ended)} nodes do not have it; what they have fetched is kept: run it again to go on",
-    )
+    if arguments.output == "text":
+        for name in nodes.names:
+            print(f"{plain(name)}{_holding(name, nodes)}")
+    else:
+        _print_pods(order, nodes)
+    refused = nodes.refused or {}
+    return report(FAILED, *(f"{name}: {reason}" for name, reason in refused.items())) if refused else OK
 
 
 def _order(arguments: argparse.Namespace, namespace: str) -> PrefetchOrder:
     from agent.commands import dataset_prefetch
 
     mistakes: list[str] = []
-    seconds, parallel = 0.0, 0
+    seconds = 0.0
     try:
         seconds = values.seconds(arguments.timeout)
     except ValueError as error:
         mistakes.append(f'--timeout "{plain(arguments.timeout)}": {error}')
-    try:
-        parallel = _number("--parallel", arguments.parallel)
-    except ValueError as error:
-        mistakes.append(str(error))
-    if arguments.output != "text" and not arguments.dry_run:
-        mistakes.append("-o yaml shows the pods that would be made; write --dry-run too")
     choice = _choice(arguments, mistakes)
     if mistakes:
         raise ConfigError(mistakes)
@@ -132,8 +123,6 @@ def _order(arguments: argparse.Namespace, namespace: str) -> PrefetchOrder:
         arguments.image,
         tuple(arguments.tolerate),
         seconds,
-        parallel,
-        arguments.keep,
     )
 
 
@@ -166,40 +155,46 @@ def _number(flag: str, text: str) -> int:
     return int(text)
 
 
-def _shown(order: PrefetchOrder, nodes: ChosenNodes, output: str) -> int:
-    """What would be done. Fails where a node that was named cannot be used."""
-    refused = nodes.refused or {}
-    if output == "yaml":
-        import yaml
-
-        from gigaslice.dataset.prefetch import pod_manifest
-
-        pod = order.pod()
-        print(yaml.safe_dump_all([pod_manifest(pod, name) for name in nodes.names], sort_keys=False), end="")
-    else:
-        for name in nodes.names:
-            print(f"{plain(name)}{': has it, or is fetching it' if name in nodes.holders else ''}")
-    return report(FAILED, *(f"{name}: {why}" for name, why in refused.items())) if refused else OK
+def _holding(node: str, nodes: ChosenNodes) -> str:
+    return ": has it, or is fetching it" if node in nodes.holders else ""
 
 
-def _show(bar: Bar, progress: PrefetchProgress, told: dict[str, str]) -> None:
-    """Prints what has ended, and draws the bar or, where there is none, prints what is new of the others."""
-    for outcome in progress.ended:
-        if f"ended {outcome.node}" not in told:
-            told[f"ended {outcome.node}"] = ""
-            _print_outcome(bar, outcome)
-    under_way = [f"{node}: {text}" for node, text in sorted(progress.told.items())]
-    there = sum(outcome.done for outcome in progress.ended)
-    bar.draw(progress.share, f"{there} of {progress.total} nodes; {' | '.join(under_way)}")
-    if bar.shown:
+def _print_pods(order: PrefetchOrder, nodes: ChosenNodes) -> None:
+    """The pods on standard output; on standard error which nodes they are for, and what to do with them."""
+    import yaml
+
+    from gigaslice.dataset.prefetch import pod_manifest
+
+    pod = order.pod()
+    if not nodes.names:
         return
-    for node, text in progress.told.items():
-        if told.get(node) != text:
-            told[node] = text
-            print(f"gigaslice: {plain(node)}: {plain(text)}", file=sys.stderr, flush=True)
+    print(yaml.safe_dump_all([pod_manifest(pod, name) for name in nodes.names], sort_keys=False), end="")
+    pods = f"pods -n {order.namespace} -l {RUN_LABEL}={pod.run}"
+    report(
+        OK,
+        *(f"{name}{_holding(name, nodes) or ': is to fetch it'}" for name in nodes.names),
+        "make the pods: kubectl apply -f -",
+        f"see whether the data are there: kubectl get {pods} -o json | gigaslice dataset prefetch --judge",
+        f"delete the pods: kubectl delete {pods}",
+    )
 
 
-def _print_outcome(bar: Bar, outcome: PrefetchOutcome) -> None:
-    if outcome.done:
-        bar.clear()
-        print(f"{plain(outcome.node)}: ready after {outcome.seconds:.1f} s", flush=True)
+def _judge(arguments: argparse.Namespace) -> int:
+    """Says of every node whether it has the data. Fails where one has not, or not yet."""
+    if arguments.name or arguments.nodes or arguments.selector or arguments.count or arguments.all_nodes:
+        raise ConfigError(["--judge reads pods from standard input; leave NAME and the nodes out"])
+    from agent.commands import dataset_prefetch
+
+    judgements = dataset_prefetch.judgements(sys.stdin.buffer.read())
+    for judgement in judgements:
+        state = "ready" if judgement.state is PrefetchState.DONE else judgement.state.value
+        text = f": {judgement.text}" if judgement.text else ""
+        print(plain(f"{judgement.node}: {state}{text}"))
+    missing = sum(judgement.state is not PrefetchState.DONE for judgement in judgements)
+    if not missing:
+        return OK
+    return report(
+        FAILED,
+        f"{missing} of {len(judgements)} nodes do not have it; what they have fetched is kept, and "
+        "kubectl describe pod says how far each is",
+    )

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.commands.dataset_prefetch import _newest
 from agent.control.messages import ResizeAnswer
 from agent.control.server import decode_change
 from agent.deviceplugin.records import CODEC
@@ -35,7 +34,7 @@ from gigaslice.dataset.endpoint import ServerAddress, ServerUrl
 from gigaslice.dataset.listing import Limits, Listing
 from gigaslice.dataset.objects import may_be_named, parse_dataset, parse_dataset_node
 from gigaslice.dataset.pack_manifest import PackManifest
-from gigaslice.dataset.prefetch import judge
+from gigaslice.dataset.prefetch import judge_all
 from gigaslice.dataset.request import parse_attributes
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.mounts.table import parse_mountinfo
@@ -303,12 +302,9 @@ DECODERS: tuple[Decoder, ...] = (
     ), (ValueError, InputError), (), 0.5),
     Decoder("cluster", (*CLUSTER, CLI), _document(_in_cluster), _cluster_seeds, (), (), 0.6),
     Decoder("lease", CLUSTER, _document(_lease), seeds.leases, (), ("gigaslice.kubeapi.lease",), 0.5),
-    Decoder("pod of a prefetch", (CLI,), _document(judge), seeds.prefetch_pods, (), (
-        "gigaslice.dataset.prefetch",
+    Decoder("pod of a prefetch", (CLI,), _document(judge_all), seeds.prefetch_pods, (), (
+        "gigaslice.dataset.prefetch", "agent.commands.prefetch_nodes", "agent.commands.cluster",
     ), 0.5),
-    Decoder("events of a prefetch", (CLI,), _document(lambda one: _newest(one.get("items"))), lambda: (
-        {"items": list(seeds.recorded("reason", "message", kind="Event", most=3))},
-    ), (), ("agent.commands.dataset_prefetch", "agent.commands.prefetch_nodes", "agent.commands.cluster"), 0.5),
     # --- texts inside of them ---
     Decoder("inventory", (*CLUSTER, CLI), _plain(lambda text: (
         (found := NodeInventory.decode(text)), found.state(), found.encode(),
@@ -448,6 +444,7 @@ EXEMPT = {
     "agent.apiserver.wire:Reply.reason": "the words of a refusal: cut to a line, and whatever is wrong is caught there",
     "agent.commands.doctor:_allowed": "one boolean; whatever is wrong is caught there",
     "gigaslice.kube.decode:_loaded": _READS,
+    "agent.commands.dataset_prefetch:judgements": _READS,
     # --- another row's parser by another name ---
     "agent.allocation.assignments:decoded": "a cache before Assignment.decode",
     "agent.commands.prefetch_nodes:_parsed": "calls the parser that it is given, of another row",

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gigaslice.dataset.objects import DRIVER
 from gigaslice.dataset.prefetch import (
-    Candidate,
-    Prefetched,
+    NodeCandidate,
     PrefetchPod,
+    PrefetchState,
     choose,
     judge,
     pod_manifest,
@@ -26,7 +26,7 @@ KEYS = st.text(max_size=20)
 
 
 def nodes(names):
-    return [Candidate(name) for name in names]
+    return [NodeCandidate(name) for name in names]
 
 
 @given(KEYS, NAMES, st.integers(1, 20), st.randoms())
@@ -53,7 +53,7 @@ def test_who_has_it_comes_first_and_who_cannot_never(key, names, count, data):
     holders = data.draw(st.sets(st.sampled_from(names)))
     away = data.draw(st.sets(st.sampled_from(names)))
     found = choose(
-        key, [Candidate(name, ready=name not in away, holds=name in holders) for name in names], count
+        key, [NodeCandidate(name, ready=name not in away, holds=name in holders) for name in names], count
     )
     assert not away & set(found)
     assert set(found) >= holders - away or set(found) <= holders - away
@@ -75,10 +75,10 @@ def test_the_order_is_the_same_in_every_version():
 @pytest.mark.parametrize(
     ("one", "says"),
     [
-        (Candidate("a"), ""),
-        (Candidate("a", ready=False), "not Ready"),
-        (Candidate("a", schedulable=False), "kubectl uncordon a"),
-        (Candidate("a", driver=False), "no dataset service"),
+        (NodeCandidate("a"), ""),
+        (NodeCandidate("a", ready=False), "not Ready"),
+        (NodeCandidate("a", schedulable=False), "kubectl uncordon a"),
+        (NodeCandidate("a", driver=False), "no dataset service"),
     ],
 )
 def test_why_a_node_is_not_chosen(one, says):
@@ -87,7 +87,7 @@ def test_why_a_node_is_not_chosen(one, says):
     assert choose("k", [one]) == (() if says else ("a",))
 
 
-POD = PrefetchPod("team", {"dataset": "coco"}, "r1a2b", 3660, 1700003660, secret="s3", tolerated=("team",))
+POD = PrefetchPod("team", {"dataset": "coco"}, "r1a2b", 3660, secret="s3", tolerated=("team",))
 
 
 def test_the_pod_is_one_that_every_namespace_may_have():
@@ -107,7 +107,7 @@ def test_the_pod_is_one_that_every_namespace_may_have():
     assert not any("gigaslice.io/" in name for name in container["resources"]["limits"]), "its call is held"
     assert spec["activeDeadlineSeconds"] == 3660 and spec["restartPolicy"] == "Never"
     assert len(found["metadata"]["name"]) <= 63
-    assert "nodePublishSecretRef" not in str(pod_manifest(PrefetchPod("team", {}, "r", 1, 1), "a"))
+    assert "nodePublishSecretRef" not in str(pod_manifest(PrefetchPod("team", {}, "r", 1), "a"))
 
 
 def test_a_pods_name_is_that_of_its_node_and_run():
@@ -122,20 +122,24 @@ def container(**state):
 @pytest.mark.parametrize(
     ("status", "state", "says"),
     [
-        ({}, Prefetched.WAITING, ""),
-        ({"phase": "Pending"} | container(waiting={"reason": "ContainerCreating"}), Prefetched.WAITING, ""),
-        ({"phase": "Succeeded"}, Prefetched.DONE, ""),
-        ({"phase": "Running"} | container(running={}), Prefetched.DONE, ""),
-        ({"phase": "Pending"} | container(waiting={"reason": "ErrImagePull"}), Prefetched.DONE, ""),
-        ({"phase": "Failed"} | container(terminated={"exitCode": 1}), Prefetched.DONE, ""),
+        ({}, PrefetchState.WAITING, ""),
+        (
+            {"phase": "Pending"} | container(waiting={"reason": "ContainerCreating"}),
+            PrefetchState.WAITING,
+            "",
+        ),
+        ({"phase": "Succeeded"}, PrefetchState.DONE, ""),
+        ({"phase": "Running"} | container(running={}), PrefetchState.DONE, ""),
+        ({"phase": "Pending"} | container(waiting={"reason": "ErrImagePull"}), PrefetchState.DONE, ""),
+        ({"phase": "Failed"} | container(terminated={"exitCode": 1}), PrefetchState.DONE, ""),
         (
             {"conditions": [{"type": "PodReadyToStartContainers", "status": "True"}]},
-            Prefetched.DONE,
+            PrefetchState.DONE,
             "",
         ),
         (
             {"phase": "Pending", "conditions": [{"type": "PodReadyToStartContainers", "status": "False"}]},
-            Prefetched.WAITING,
+            PrefetchState.WAITING,
             "",
         ),
         (
@@ -143,23 +147,23 @@ def container(**state):
                 "phase": "Pending",
                 "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes: a taint"}],
             },
-            Prefetched.WAITING,
+            PrefetchState.WAITING,
             "not scheduled: 0/3 nodes: a taint",
         ),
         (
             {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource"}
             | container(terminated={"reason": "ContainerStatusUnknown"}),
-            Prefetched.FAILED,
+            PrefetchState.FAILED,
             "Evicted: The node was low",
         ),
         (
             {"phase": "Failed"} | container(terminated={"reason": "ContainerStatusUnknown"}),
-            Prefetched.FAILED,
+            PrefetchState.FAILED,
             "failed",
         ),
-        ({"phase": "Failed", "reason": "DeadlineExceeded"}, Prefetched.FAILED, "DeadlineExceeded"),
-        ({"phase": "Failed"}, Prefetched.FAILED, "failed"),
-        ({"phase": 7, "conditions": 3, "containerStatuses": [None, {"state": 1}]}, Prefetched.WAITING, ""),
+        ({"phase": "Failed", "reason": "DeadlineExceeded"}, PrefetchState.FAILED, "DeadlineExceeded"),
+        ({"phase": "Failed"}, PrefetchState.FAILED, "failed"),
+        ({"phase": 7, "conditions": 3, "containerStatuses": [None, {"state": 1}]}, PrefetchState.WAITING, ""),
     ],
 )
 def test_what_a_status_tells(status, state, says):
@@ -170,5 +174,5 @@ def test_what_a_status_tells(status, state, says):
 
 def test_a_pod_that_others_delete_has_failed():
     deleted = {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
-    assert judge({**deleted, "status": {"phase": "Pending"}}).state is Prefetched.FAILED
-    assert judge({**deleted, "status": {"phase": "Succeeded"}}).state is Prefetched.DONE
+    assert judge({**deleted, "status": {"phase": "Pending"}}).state is PrefetchState.FAILED
+    assert judge({**deleted, "status": {"phase": "Succeeded"}}).state is PrefetchState.DONE
