@@ -1,8 +1,8 @@
-"""The hash of an image that is written in any order, made while it is written.
+"""Hashes an image while it is written in any order.
 
-BLAKE3 of a file needs its bytes in order. Units are taken in the order of the image, so what is complete from the start
-on grows steadily, and a thread reads it back from the page cache and hashes it. That costs one copy more than hashing
-what passes by, and hashes what the file has instead of what was meant to be in it.
+BLAKE3 needs the bytes of a file in their order. Units are fetched roughly in the order of the image, so the complete
+part at its beginning grows steadily. A thread reads this part back from the page cache, and hashes it. That is one more
+copy than hashing the bytes on their way, but it hashes what is in the file, and not what should be.
 """
 
 from __future__ import annotations

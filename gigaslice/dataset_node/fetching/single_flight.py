@@ -1,12 +1,12 @@
 """One fetch per key, however many tasks ask for it.
 
-Everybody who waits for a key waits for the same flight. The first one starts it, with its own access to the source;
-the others have proved their right to the data by listing it. So when a flight fails for what only its starter had
-(an expired token, a pod that was deleted), the next one who waits starts it again with its own access, and it goes on
-from what has arrived.
+All tasks that wait for a key wait for the same flight. The first task starts it, with its own access to the source. The
+others have proved their right to the data by listing the source. A flight can fail for a reason that only its starter
+has, such as an expired token or a pod that was deleted. Then the next task that waits starts it again with its own
+access, and it goes on from what has arrived.
 
-When the last one who waits is gone, a flight that has more than half goes on to its end, since the data are likely to
-be asked for again; another one is stopped, and what has arrived stays for a later attempt.
+When no task waits any more, a flight that has more than half of its bytes goes on to its end, since the data are likely
+to be asked for again. Any other flight is stopped. What has arrived stays for a later attempt.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Writes of one thread that stand side by side in the image, made by one call.
+"""Joins writes of one thread to places side by side in the image, so that one call does for many small files.
 
-A write costs the file system about as much as copying 16 KiB does, and small files that are read one after the other
-stand one after the other in the image. So their bytes are gathered, at most a few hundred KiB of them, and written when
-something else follows, and when the thread says so: no unit may count before it is written.
+A write costs the file system about as much as copying 16 KiB. Small files that are read one after the other are also
+neighbours in the image. Their bytes are gathered, up to a few hundred KiB, and written when bytes for another place
+follow, or when the thread asks for it. A unit may only count as fetched after that.
 
-A file that begins with a block has its blocks to itself, and zeros behind its end: they are written too where they are
-all that is between two files. Anything else between two files may be metadata, and is not touched.
+A file that begins with a block has its blocks to itself, with zeros behind its end. Where such zeros are all that is
+between two files, they are written with them. Any other gap may hold metadata, and is not touched.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class WriteCoalescer:
         self._unit = -1
 
     def flush(self) -> None:
-        """Writes what was gathered. Raises OSError; it is gone then."""
+        """Writes what was gathered. After an OSError, which it raises, the gathered bytes are gone."""
         start, end = self._start, self._end
         self._start = end
         if end > start:

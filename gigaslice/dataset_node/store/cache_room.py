@@ -1,10 +1,11 @@
-"""The room of the cache: what is in use, what is free, and what is deleted for something else.
+"""The room of the cache: what is in use, what is free, and what is deleted to make room.
 
-What a volume has, what is mounted, and what is pinned is in use, and never deleted. Which of the others are deleted is
-`gigaslice.dataset.eviction`'s to say. Not for several threads at once; `DatasetStore` locks.
+A dataset is in use, and never deleted, while a volume has it, while it is mounted, and while it is pinned.
+`gigaslice.dataset.eviction` chooses among the others. Not for several threads at once: `DatasetStore` locks.
 
-What was deleted takes room on the disk until the trash is empty. For the choice of what is deleted it counts as free,
-since it will be; what is promised to fetches that wait for it counts as taken. `has_room` says when the wait is over.
+Deleted files take room on the disk until the trash is empty. When datasets are chosen for deletion, that room counts as
+free, since it will be. Room that is promised to fetches which wait for it counts as taken. `has_room` says when such a
+wait is over.
 """
 
 from __future__ import annotations

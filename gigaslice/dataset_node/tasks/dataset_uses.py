@@ -1,10 +1,11 @@
-"""By the names of which Dataset objects, and by which texts, pods have got the copies of this node.
+"""Which Dataset objects pods have named for the copies of this node, and how pods have written their sources.
 
-It is what a Dataset's status may tell: its author, or a pod that named it, has shown the right to the data. In memory
-only: what a status has told once it goes on telling, and a volume's record has the name that its pod wrote.
+A Dataset's status may show only these uses. Whoever named the Dataset, or wrote it, has shown a right to the data;
+other pods that have the same copy have not named it, and are not shown. The names are in memory only: a status goes on
+showing what it has shown once, and a volume's record has the name that its pod wrote.
 
-A pod writes `sftp://host/data`, and its Secret adds whose files those are: the copy is one of the whole. Datasets and
-pods that are to be scheduled have the text alone, so copies are published under the texts as well.
+A pod writes `sftp://host/data`, and its Secret adds the user. The key of the copy is made of both. Datasets, and pods
+that are to be scheduled, have the text without the user, so copies are published under such texts too.
 """
 
 from __future__ import annotations

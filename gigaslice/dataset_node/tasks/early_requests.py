@@ -57,12 +57,12 @@ class EarlyRequests:
         self._log = get_logger("dataset")
 
     def keep(self, request: EarlyRequest) -> None:
-        """Writes one. Raises OSError."""
+        """Writes the request of a volume, in place of an earlier one. Raises OSError."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(self._path(request.volume.id), json.dumps(asdict(request)).encode(), mode=0o600)
 
     def forget(self, volume_id: str) -> None:
-        """Removes one; there may be none."""
+        """Removes the request of a volume, where there is one."""
         with contextlib.suppress(OSError):
             self._path(volume_id).unlink()
 

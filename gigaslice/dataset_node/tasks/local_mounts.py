@@ -1,9 +1,9 @@
-"""Local mode: the storage system itself, mounted once per source and shown to every pod that asks for it.
+"""Local mode: the storage system itself is mounted once per source, and shown to every pod that asks for it.
 
-A mount stays as long as a volume's record names it, and before that for as long as a task needs it, from `attach` to
-`release`. It is under the state directory, at a place that follows from the source, so that a service which is started
-anew finds it; after a reboot it is mounted again when a pod asks. Every mount has a lock of its own: a server that does
-not answer holds up the pods that ask for it, and no others.
+A mount stays as long as a volume's record names it. Before there is a record, it stays as long as a task needs it: from
+`attach` to `release`. Its place below the state directory follows from the source, so a service that starts anew finds
+it. After a reboot it is mounted again when a pod asks. Each mount has its own lock, so a server that does not answer
+holds up only the pods that ask for it.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class LocalMounts:
         return f"{points[0]}{spec.path}" if spec.kind == "beegfs" else points[0]
 
     def release(self, volume_id: str) -> None:
-        """Ends what `attach` began for a volume: its record names what it has, or it has nothing."""
+        """Says that the task of a volume needs no mount any more. What the volume's record names stays mounted."""
         self._users.pop(volume_id, None)
 
     async def detach(self, records: Callable[[], Mapping[str, VolumeRecord]]) -> None:
-        """Unmounts what no task has attached and no record names. RECORDS blocks; it is called when it is needed."""
+        """Unmounts what no task has attached and no record names. RECORDS blocks, and is called for each mount."""
         for below in await self._threads.run(self._directories):
             lock = self._locks.setdefault(below, asyncio.Lock())
             if not lock.locked() and not any(below in used for used in self._users.values()):

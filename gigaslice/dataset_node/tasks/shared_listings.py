@@ -1,18 +1,18 @@
-"""Listings of sources, shared by the pods that ask for the same at once with the same credentials.
+"""Listings of sources, shared by the pods that ask for the same source at once with the same credentials.
 
-Eight pods of one job start together. Were each to list 50,000 files for itself, the listings would cost as much
-processor as the fetch. So who asks for a source while it is listed with equal credentials waits for the next listing,
-and all who wait get that one: one runs, and at most one is to follow.
+Eight pods of one job start together. If each of them listed 50,000 files for itself, the listings would cost as much
+processor time as the fetch. So a pod that asks for a source while it is being listed waits for the next listing, and
+all pods that wait get that one. One listing runs, and at most one is to follow.
 
-The pods of one job ask within some hundredths of a second, mostly before the first one's listing is through. Were that
-one to go on, the next one would run beside the fetch, and cost the pods a share of it. So a listing that has just begun
-is given up once for a pod that asks; it begins anew a moment later, for all who have asked by then.
+The pods of one job ask within some hundredths of a second, mostly before the first listing is complete. The second
+listing would then run beside the fetch, and slow it down. So a listing that has just begun is given up once when
+another pod asks. It begins anew a moment later, for all pods that have asked by then.
 
-No pod gets a listing that was begun before it asked: what had changed when it was created is in its listing. Nor does
-one get a listing that was taken with other credentials than its own: source and credentials are compared as a whole,
-by a keyed hash, so neither stands in a key. The proof that files may be read is a part of what is shared, and so is
-the source itself, which knows what it has listed. A failure is one for all who waited for it. A listing for which
-nothing waits any more is given up.
+No pod gets a listing that was begun before the pod asked: what had changed when the pod was created is in its listing.
+No pod gets a listing that was taken with other credentials. Source and credentials are compared as a whole, by a keyed
+hash, so that neither stands in a key. The proof that files may be read is shared with the listing, and so is the
+source, which holds what it has listed. When a listing fails, it fails for all who waited for it. A listing that
+nothing waits for any more is given up.
 """
 
 from __future__ import annotations

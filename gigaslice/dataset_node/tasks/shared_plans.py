@@ -1,7 +1,8 @@
-"""The layouts of the images that tasks wait for: one for each key, made by the first task that needs it.
+"""The layouts of the images that tasks wait for. There is one per key, made by the first task that needs it.
 
-A layout follows from the listing, and a key is made of the listing's digest: equal keys have equal layouts. The other
-tasks take the first one's, with its listing in place of their own, so eight of a million files are in memory once.
+A layout follows from the listing, and a key is made of the listing's digest, so equal keys have equal layouts. The
+other tasks take the layout of the first one, and its listing in place of their own. So a listing of a million files
+that eight tasks have taken is in memory once.
 """
 
 from __future__ import annotations
