@@ -4,6 +4,9 @@ What goes wrong with watches: the server ends them (often, on purpose), forgets 
 silent without closing, refuses, or says what makes no sense. Each has its answer here; meanwhile the last known pods
 stay, and `synced` says that they may be old. However a watch ends, the next one waits: at once after one that lived,
 longer and longer after those that did not, and never sooner than the server has asked for (`Retry-After`).
+
+Whatever the server sends, what is kept of it has a bound: of one answer (`gigaslice.kube.object_reader`), and of all
+pods together. A pod for which there is no room counts as one that cannot be read.
 """
 
 from __future__ import annotations
@@ -16,7 +19,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from agent.apiserver.wire import Api, ApiError
-from gigaslice.kube.decode import GONE, Gone, parse_change, parse_list
+from gigaslice.kube.decode import (
+    GONE,
+    Change,
+    Gone,
+    change_reader,
+    list_reader,
+    list_state,
+    parse_change,
+    read_pod,
+)
+from gigaslice.kube.weight import WeighedDict, bytes_of
 from gigaslice.model import Pod
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
@@ -33,7 +46,12 @@ _LIVED_SECONDS = 10.0  # a watch of that length was one, and the next may follow
 _OVERTIME = 60.0  # seconds that a watch may last beyond what was asked for
 _PAGE = 250  # pods of one page of a list
 _MAX_PAGES = 400
-_MAX_LIST_BYTES = 32 << 20  # of one page; a server that answers from memory sends all pods of the node as one
+_MAX_PAGE_BYTES = (
+    256 << 20
+)  # of which next to nothing is kept; a server may send all pods of the node as one page
+_LIST_SECONDS = 30.0  # for one page
+_MAX_KEPT_BYTES = 6 << 20  # of all pods together: 110 take one MiB, with many annotations
+_MAX_BARE_BYTES = 8 << 20  # with those of which only the names are kept
 _REFUSED = (401, 403)
 _REFUSALS = 3
 """In a row until a server that let us in before is believed: one that starts refuses every client for some seconds, and
@@ -69,7 +87,7 @@ class PodWatch:
         self._failures = self._refusals = 0
         self._listed = False  # at any time
         self._version = ""  # what has been seen; empty: nothing that a watch could go on from
-        self._pods: dict[tuple[str, str], Pod] = {}
+        self._pods = WeighedDict[tuple[str, str], Pod](bytes_of)
         self._news = asyncio.Event()
         self._reported = LogOnce()
         self._log = get_logger("kube")
@@ -114,22 +132,35 @@ class PodWatch:
         self._listed = True
         self._changed()
 
-    async def _pages(self, how: Mapping[str, str]) -> tuple[dict[tuple[str, str], Pod], str]:
+    async def _pages(self, how: Mapping[str, str]) -> tuple[WeighedDict[tuple[str, str], Pod], str]:
         """Returns the pods of one list and its version."""
         query = {**self._query, "limit": str(_PAGE), **how}
-        pods: dict[tuple[str, str], Pod] = {}
+        pods = WeighedDict[tuple[str, str], Pod](bytes_of)
         for _ in range(_MAX_PAGES):
-            reply = await self._api.request("GET", _PATH, query, most=_MAX_LIST_BYTES)
-            if reply.status == GONE:
+            version, more = await self._page(query, pods)
+            if not more:
+                return pods, version
+            query = {**self._query, "limit": str(_PAGE), "continue": more}
+        raise ApiError(f"list of pods: more than {_MAX_PAGES} pages", 200)
+
+    async def _page(
+        self, query: Mapping[str, str], pods: WeighedDict[tuple[str, str], Pod]
+    ) -> tuple[str, str]:
+        """Adds the pods of one page to PODS; returns its version and what to ask for to continue."""
+        reader = list_reader()
+        async with self._api.stream("GET", _PATH, query, idle=_LIST_SECONDS, longest=_LIST_SECONDS) as answer:
+            if answer.status == GONE:
                 raise Gone  # between two pages
-            if reply.status != 200:
-                raise reply.failure("list of pods")
-            page = await asyncio.to_thread(parse_list, reply.body)
-            pods.update({(pod.namespace, pod.name): self._readable(pod) for pod in page.pods})
-            if not page.more:
-                return pods, page.version
-            query = {**self._query, "limit": str(_PAGE), "continue": page.more}
-        raise ApiError(f"list of pods: more than {_MAX_PAGES} pages", reply.status)
+            if answer.status != 200:
+                raise await answer.failure("list of pods")
+            async for chunk in answer.chunks(_MAX_PAGE_BYTES):
+                for document in await asyncio.to_thread(list, reader.feed(chunk)):
+                    pod = read_pod(document)
+                    if pod is not None:
+                        self._keep(pods, pod)
+            for _ in reader.end():
+                pass
+        return list_state(reader.envelope)
 
     async def _watch(self) -> None:
         query = {
@@ -147,34 +178,51 @@ class PodWatch:
                 raise ApiError(f"watch of pods: {answer.status}", answer.status, answer.retry_after)
             self._begun = time.monotonic()
             self._recovered()
-            async for line in answer.lines():
+            reader = change_reader()
+            async for chunk in answer.chunks():
                 self.heard_at = time.monotonic()
-                if not line.strip():
-                    continue
-                change = parse_change(line)
-                self._version = change.version
-                if change.pod is not None:
-                    self._apply(change.kind, change.pod)
-                elif change.kind == "DELETED" and change.key in self._pods:
-                    del self._pods[change.key]
-                    self._changed()
+                for document in reader.feed(chunk):
+                    self._follow(parse_change(document))
 
-    def _readable(self, pod: Pod) -> Pod:
-        """A pod that cannot be read stays as it was last: it has its GPUs until it is gone."""
-        if pod.readable:
+    def _follow(self, change: Change) -> None:
+        self._version = change.version
+        if change.pod is not None:
+            self._apply(change.kind, change.pod)
+        elif change.kind == "DELETED" and change.key is not None and change.key in self._pods:
+            del self._pods[change.key]
+            self._changed()
+
+    def _keep(self, pods: WeighedDict[tuple[str, str], Pod], pod: Pod) -> Pod:
+        """Puts POD into PODS; one that cannot be read stays as it was last: it has its GPUs until it is gone."""
+        key = (pod.namespace, pod.name)
+        if pod.readable and pods.weight_with(key, pod) <= _MAX_KEPT_BYTES:
             self._reported.over(str(pod))
+            pods[key] = pod
             return pod
         if self._reported.new(str(pod)):
-            self._log.warning("pod cannot be read", pod=plain(str(pod)))
-        last = self._pods.get((pod.namespace, pod.name))
-        return pod if last is None or last.uid != pod.uid or pod.terminal else last
+            detail = "there is no room for it" if pod.readable else ""
+            self._log.warning("pod cannot be read", pod=plain(str(pod)), detail=detail)
+        last = self._pods.get(key)
+        bare = Pod(pod.namespace, pod.name, pod.uid, phase=pod.phase, node=pod.node, readable=False)
+        if (
+            last is None
+            or last.uid != pod.uid
+            or pod.terminal
+            or pods.weight_with(key, last) > _MAX_KEPT_BYTES
+        ):
+            last = bare
+        if pods.weight_with(key, last) > _MAX_BARE_BYTES:
+            raise ApiError("the API server names more pods of this node than can be kept", 200)
+        pods[key] = last
+        return last
 
     def _apply(self, kind: str, pod: Pod) -> None:
         key = (pod.namespace, pod.name)
         known = self._pods.get(key)
         if kind != "DELETED":
-            pod = self._pods[key] = self._readable(pod)
+            pod = self._keep(self._pods, pod)
         elif known is not None and known.uid == pod.uid:
+            self._reported.over(str(pod))
             del self._pods[key]
         if kind == "DELETED" or known != pod:
             self._changed()

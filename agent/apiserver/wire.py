@@ -31,7 +31,6 @@ __all__ = ["Api", "ApiError", "Reply", "Stream", "path_of"]
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 30.0
 _MAX_BODY_BYTES = 1 << 20  # unless the caller expects more
-_MAX_LINE_BYTES = 8 << 20  # etcd takes objects up to 1.5 MiB, as JSON they are some times as long
 _MAX_INTERIM = 16  # answers 1xx before the answer itself
 _LONGEST_RETRY_AFTER = 300.0
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
@@ -80,36 +79,35 @@ class Reply:
 
 
 class Stream:
-    """An answer that goes on: its status, and its lines as they come."""
+    """An answer that goes on: its status, and its bytes as they come."""
 
     def __init__(self, status: int, chunks: AsyncIterator[bytes], retry_after: float = 0.0) -> None:
         self.status = status
         self.retry_after = retry_after
         self._chunks = chunks
 
-    async def lines(self) -> AsyncIterator[bytes]:
-        """Complete lines until the server ends the answer. Raises ApiError when it is cut short or falls silent."""
-        rest = bytearray()
-        searched = 0
+    async def chunks(self, most: float = math.inf) -> AsyncIterator[bytes]:
+        """Its bytes until the server ends the answer.
+
+        Raises ApiError when it is cut short or falls silent, and when it has more than MOST of them.
+        """
+        count = 0
         async for chunk in self._chunks:
-            rest += chunk
-            while (end := rest.find(b"\n", searched)) >= 0:
-                line = bytes(rest[:end])
-                del rest[: end + 1]
-                searched = 0
-                yield line
-            searched = len(rest)
-            if searched > _MAX_LINE_BYTES:
-                raise ApiError(f"the API server sent a line of more than {_MAX_LINE_BYTES >> 20} MiB")
+            count += len(chunk)
+            if count > most:
+                raise ApiError(f"the API server's answer has more than {most} bytes", self.status)
+            yield chunk
 
     async def body(self, most: int = _MAX_BODY_BYTES) -> bytes:
         """All of it. Raises ApiError, and reads no further, when that is more than MOST bytes."""
         found = bytearray()
-        async for chunk in self._chunks:
+        async for chunk in self.chunks(most):
             found += chunk
-            if len(found) > most:
-                raise ApiError(f"the API server's answer has more than {most} bytes", self.status)
         return bytes(found)
+
+    async def failure(self, what: str) -> ApiError:
+        """The error that this answer to WHAT is."""
+        return Reply(self.status, await self.body(), self.retry_after).failure(what)
 
 
 class Api:

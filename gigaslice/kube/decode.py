@@ -1,23 +1,33 @@
 """Pods and watch events as the API server writes them, to the values that the agent works with. Pure.
 
-A pod's document is some ten kilobytes of which a few dozen bytes matter: each is cut down as soon as it is complete, so
-that a list of hundreds never exists in full beside its text. Nothing is taken for what it ought to be: every value that
-goes on from here has been checked, and anything else in an answer ends in ValueError or in a pod that says so.
+A pod's document is some ten kilobytes of which a few dozen bytes matter; the outlines here name them, for readers that
+make values of nothing else. Nothing is taken for what it ought to be: every value that goes on from here has been
+checked, and anything else in an answer ends in ValueError or in a pod that says so.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gigaslice.kube.fields import object_at
-from gigaslice.kube.json_text import read_json
+from gigaslice.kube.object_reader import ANY, PRESENCE, Document, ObjectReader, Outline
 from gigaslice.kube.pod_fields import ContainerFields, containers_in, count_of, object_in, objects_in
 from gigaslice.model import CsiVolume, Pod, PodContainer
 
-__all__ = ["Change", "Gone", "PodList", "parse_change", "parse_list", "parse_pod", "unread_pod"]
+__all__ = [
+    "Change",
+    "Gone",
+    "change_reader",
+    "list_reader",
+    "list_state",
+    "parse_change",
+    "parse_pod",
+    "read_pod",
+    "unread_pod",
+]
 
 _NOISE = "kubectl.kubernetes.io/last-applied-configuration"
 _MAX_ANNOTATION = 4096  # characters; nothing that is meant for the agent is longer
@@ -30,18 +40,45 @@ _UID = re.compile(r"[!-~]{1,128}")
 _VERSION = re.compile(r"[!-~]{1,128}")  # opaque to clients
 GONE = 410
 
+_CONTAINER: Outline = {
+    "name": PRESENCE,
+    "restartPolicy": PRESENCE,
+    "resources": {"requests": {ANY: PRESENCE}, "limits": {ANY: PRESENCE}},
+    "volumeMounts": {"name": PRESENCE},
+}
+_VOLUME: Outline = {
+    "name": PRESENCE,
+    "csi": {
+        "driver": PRESENCE,
+        "volumeAttributes": {ANY: PRESENCE},
+        "nodePublishSecretRef": {"name": PRESENCE},
+    },
+    "persistentVolumeClaim": PRESENCE,
+    "ephemeral": PRESENCE,
+}
+_METADATA: Outline = dict.fromkeys(
+    ("namespace", "name", "uid", "creationTimestamp", "deletionTimestamp", "resourceVersion"), PRESENCE
+)
+_NAMES: Outline = {"metadata": _METADATA, "spec": {"nodeName": PRESENCE}, "status": {"phase": PRESENCE}}
+_POD: Outline = {
+    "metadata": {
+        **_METADATA,
+        "annotations": {_NOISE: None, ANY: PRESENCE},
+        "ownerReferences": {"controller": PRESENCE},
+    },
+    "spec": {
+        **dict.fromkeys(("nodeName", "schedulerName", "priority", "resourceClaims"), PRESENCE),
+        **dict.fromkeys(("initContainers", "containers"), _CONTAINER),
+        "volumes": _VOLUME,
+    },
+    "status": {"phase": PRESENCE, "nominatedNodeName": PRESENCE},
+}
+_EVENT: Outline = {**_POD, "code": PRESENCE, "message": PRESENCE}  # the object of an ERROR is a Status
+_LIST: Outline = {"metadata": {"resourceVersion": PRESENCE, "continue": PRESENCE}}
+
 
 class Gone(Exception):  # noqa: N818  (the API's own word: the version is too old, ask for a list)
     """The watch cannot go on from where it was."""
-
-
-@dataclass(frozen=True, slots=True)
-class PodList:
-    """Pods at one version of the cluster's state: all, or a part, and then what to ask for to CONTINUE."""
-
-    pods: tuple[Pod, ...]
-    version: str
-    more: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +95,49 @@ class Change:
     key: tuple[str, str] | None = None
 
 
-def parse_list(body: bytes) -> PodList:
-    """A PodList. Raises ValueError for anything else."""
-    document = _loaded(body, _cut)
-    if not isinstance(document, dict) or not isinstance(document.get("items", []), list | None):
+def list_reader() -> ObjectReader:
+    """Returns a reader of the pods of a PodList, whose envelope is for `list_state`."""
+    return ObjectReader(_POD, _NAMES, items="items", envelope=_LIST)
+
+
+def list_state(content: object) -> tuple[str, str]:
+    """Returns the version of a list, and what to ask for to go on with it, empty at its end.
+
+    Raises:
+        ValueError: It is no list.
+    """
+    if not isinstance(content, dict) or not isinstance(content.get("items", []), list | None):
         raise ValueError("the API server's answer is no list of pods")
-    pods = tuple(pod for pod in document.get("items") or () if isinstance(pod, Pod))
-    metadata = document.get("metadata")
+    metadata = content.get("metadata")
     more = metadata.get("continue") if isinstance(metadata, dict) else None
-    return PodList(pods, _version(metadata), more if isinstance(more, str) else "")
+    return _version(metadata), more if isinstance(more, str) else ""
 
 
-def parse_change(line: bytes) -> Change:
-    """One line of a watch. Raises Gone, or ValueError for what is no event."""
-    document = _loaded(line)
-    if not isinstance(document, dict):
+def read_pod(document: Document) -> Pod | None:
+    """Returns the pod of a document, or what stands for it; None where that has no names or is none.
+
+    The others must not be lost for a pod that cannot be understood.
+    """
+    content = document.value
+    if not isinstance(content, dict):
+        return None
+    try:
+        return parse_pod(content) if document.complete else unread_pod(content)
+    except ValueError:
+        return unread_pod(content)
+
+
+def change_reader() -> ObjectReader:
+    """Returns a reader of the events of a watch, which are for `parse_change`."""
+    return ObjectReader({"type": PRESENCE, "object": _EVENT}, {"type": PRESENCE, "object": _NAMES})
+
+
+def parse_change(document: Document) -> Change:
+    """One event of a watch. Raises Gone, or ValueError for what is no event."""
+    event = document.value
+    if not isinstance(event, dict):
         raise ValueError("the API server sent a watch event that is no object")
-    kind, content = document.get("type"), document.get("object")
+    kind, content = event.get("type"), event.get("object")
     if kind == "ERROR":
         _ended(content)
     if not isinstance(kind, str) or not isinstance(content, dict):
@@ -82,7 +145,7 @@ def parse_change(line: bytes) -> Change:
     version = _version(content.get("metadata"))
     if kind not in ("ADDED", "MODIFIED", "DELETED"):
         return Change(kind, version, None)
-    return Change(kind, version, _pod_or_unread(content), _key(content["metadata"]))
+    return Change(kind, version, read_pod(Document(content, document.complete)), _key(content["metadata"]))
 
 
 def parse_pod(document: Mapping[str, Any]) -> Pod:
@@ -135,13 +198,6 @@ def unread_pod(document: Mapping[str, Any]) -> Pod | None:
         return None
 
 
-def _loaded(text: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    try:
-        return read_json(text, hook)
-    except ValueError as error:
-        raise ValueError(f"the API server's answer cannot be read: {error}") from None
-
-
 def _ended(status: object) -> NoReturn:
     """What an ERROR event stands for."""
     status_object = status if isinstance(status, dict) else {}
@@ -190,23 +246,6 @@ def _phase(phase: object) -> str:
     return phase or "Pending"
 
 
-def _cut(document: dict[str, Any]) -> Any:
-    """Called for every object of a list, the inner ones first. Makes pods values and drops what is never used."""
-    document.pop("managedFields", None)
-    metadata = document.get("metadata")
-    if "spec" in document and isinstance(metadata, dict) and "uid" in metadata:
-        return _pod_or_unread(document)
-    return document
-
-
-def _pod_or_unread(document: dict[str, Any]) -> Pod | None:
-    """The others must not be lost for a pod that cannot be understood."""
-    try:
-        return parse_pod(document)
-    except ValueError:
-        return unread_pod(document)
-
-
 def _container(fields: ContainerFields) -> PodContainer:
     """What is no quantity counts as none: what another vendor's resource says must not hide the pod from us."""
     asked = {**fields.requests, **fields.limits}
@@ -230,13 +269,13 @@ def _claims(spec: Mapping[str, Any]) -> bool:
 def _csi_volumes(spec: Mapping[str, Any]) -> tuple[CsiVolume, ...]:
     """The inline CSI volumes. What cannot be understood of them is left out: a pod must not be lost for a volume."""
     try:
-        csi_volumes = [
-            (name, csi, driver)
+        csi_volumes = {
+            name: (csi, driver)
             for volume in objects_in(spec, "volumes")
             if (csi := object_in(volume, "csi"))
             and (name := _short(volume, "name"))
             and (driver := _short(csi, "driver"))
-        ]
+        }
         mounts = [
             (
                 _short(container, "name"),
@@ -257,7 +296,7 @@ def _csi_volumes(spec: Mapping[str, Any]) -> tuple[CsiVolume, ...]:
                 secret=_short(object_in(csi, "nodePublishSecretRef"), "name"),
                 mounted_by=tuple(container for container, names in mounts if name in names),
             )
-            for name, csi, driver in csi_volumes
+            for name, (csi, driver) in csi_volumes.items()
         )
     except ValueError:
         return ()

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from gigaslice.text import whole_characters
 
-__all__ = ["read_json"]
+__all__ = ["read_first", "read_json"]
 
 _MAX_DIGITS = 20  # of a 64-bit number with its sign
 _MAY_BE_HALF = re.compile(r"\\u[dD][89a-fA-F]")
@@ -24,15 +23,11 @@ _ESCAPE = re.compile(
 )
 
 
-def read_json(text: str | bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+def read_json(text: str | bytes) -> Any:
     """Returns the value of a JSON text.
 
     A half of a surrogate pair, and bytes that are no UTF-8, read as U+FFFD. A number beyond 64 bits or the range of
     floats reads as None: none can be meant.
-
-    Args:
-        text: The text.
-        hook: Called for every object, from the inside out; its result takes the object's place.
 
     Raises:
         ValueError: It is no JSON, is nested deeper than Python goes, or has a number that JSON does not know.
@@ -41,11 +36,19 @@ def read_json(text: str | bytes, hook: Callable[[dict[str, Any]], Any] | None = 
     if _MAY_BE_HALF.search(whole):
         whole = _ESCAPE.sub(lambda escape: r"\ufffd" if escape["half"] else escape[0], whole)
     try:
-        return json.loads(
-            whole, object_hook=hook, parse_int=_whole, parse_float=_float, parse_constant=_no_number
-        )
+        return _DECODER.decode(whole)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def read_first(text: bytes) -> tuple[Any, int] | None:
+    """Returns the object or list that a text begins with, and its length; None where that takes another reader."""
+    if not text.isascii() or _MAY_BE_HALF.search(whole := text.decode("ascii")):
+        return None
+    try:
+        return _DECODER.raw_decode(whole)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _whole(text: str) -> int | None:
@@ -59,3 +62,6 @@ def _float(text: str) -> float | None:
 
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"it has {text} in it, which JSON does not know")
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_float, parse_constant=_no_number)

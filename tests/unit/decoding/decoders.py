@@ -44,7 +44,7 @@ from gigaslice.dataset_node.start_gate import StartGate
 from gigaslice.dataset_node.store import documents
 from gigaslice.deviceplugin.device_id import parse_device_id, whole_gpu_device_id
 from gigaslice.errors import CheckpointError, GigasliceError, InputError, SizeError, StateError
-from gigaslice.kube.decode import Gone, parse_change, parse_list, parse_pod, unread_pod
+from gigaslice.kube.decode import Gone, parse_pod, unread_pod
 from gigaslice.kube.fields import object_at, objects_at
 from gigaslice.kube.quantity import parse_quantity
 from gigaslice.kubeapi import informer, lease
@@ -61,6 +61,7 @@ from gigaslice.text import whole_characters
 from gigaslice.units import parse_bytes
 from gigaslice.views.collect import WaitingSince, picture
 from gigaslice.webhook.reviews import read_review
+from tests.fakes.kubeapi.reading import change_of, listed
 from tests.unit.decoding import seeds
 
 __all__ = ["DECODERS", "EXEMPT", "Decoder"]
@@ -347,10 +348,10 @@ DECODERS: tuple[Decoder, ...] = (
         "gigaslice.deviceplugin.device_id:parse_device_id",
     ), 0.5),
     # --- answers and requests as bytes ---
-    Decoder("list of pods", (AGENT,), _plain(parse_list), lambda: seeds.lists(seeds.pods()[:2]), (ValueError,), (
-        "gigaslice.kube.decode:parse_list",
+    Decoder("list of pods", (AGENT,), _plain(listed), lambda: seeds.lists(seeds.pods()[:2]), (ValueError,), (
+        "gigaslice.kube.decode:list_state", "gigaslice.kube.decode:read_pod",
     )),
-    Decoder("watch of pods", (AGENT,), _plain(parse_change), lambda: seeds.changes(seeds.pods()), (ValueError, Gone), (
+    Decoder("watch of pods", (AGENT,), _plain(change_of), lambda: seeds.changes(seeds.pods()), (ValueError, Gone), (
         "gigaslice.kube.decode:parse_change",
     )),
     Decoder("list of an informer", CLUSTER, _plain(_list_page), lambda: seeds.lists(seeds.nodes()[:2]), (ApiFailure,), (
@@ -443,8 +444,9 @@ EXEMPT = {
     # --- readers of bytes ---
     "agent.apiserver.wire:Reply.reason": "the words of a refusal: cut to a line, and whatever is wrong is caught there",
     "agent.commands.doctor:_allowed": "one boolean; whatever is wrong is caught there",
-    "gigaslice.kube.decode:_loaded": _READS,
     "agent.commands.dataset_prefetch:judgements": _READS,
+    "gigaslice.kube.object_reader:ObjectReader._document": _READS,
+    "gigaslice.kube.object_reader:ObjectReader._object": _READS,
     # --- another row's parser by another name ---
     "agent.allocation.assignments:decoded": "a cache before Assignment.decode",
     "agent.commands.prefetch_nodes:_parsed": "calls the parser that it is given, of another row",

@@ -6,9 +6,13 @@ a proper end of the answer.
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socketserver
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,10 +23,12 @@ from agent.apiserver import watch as watch_module
 from agent.apiserver.events import EventSender
 from agent.apiserver.watch import PodWatch
 from agent.apiserver.wire import Api, ApiError, path_of
-from gigaslice.kube.decode import Gone, parse_change, parse_list, parse_pod
+from gigaslice.kube.decode import Gone, parse_pod
 from gigaslice.model import ContainerKind, Pod, PodContainer
 from tests.fakes.kubeapi import pod_document
+from tests.fakes.kubeapi.reading import change_of, listed
 
+ROOT = Path(__file__).resolve().parents[4]
 GPU = "gigaslice.io/vgpu-memory"
 LIST = {"kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": []}
 GONE = {
@@ -91,7 +97,7 @@ def serving(answer):
             thread.join()
 
 
-def listed(watch_answer, documents=()):
+def one_list(watch_answer, documents=()):
     """An ANSWER that lists DOCUMENTS and has one answer for every watch."""
     return lambda target: watch_answer if "watch=1" in target else whole({**LIST, "items": list(documents)})
 
@@ -144,14 +150,14 @@ def rests_of(server, monkeypatch, count, **more):
 ], ids=["end", "gone", "status 410", "cut", "nothing"])  # fmt: skip
 def test_a_watch_that_does_not_live_is_asked_for_less_and_less_often(answer, monkeypatch):
     monkeypatch.setattr(watch_module.random, "uniform", lambda low, high: high)
-    with serving(listed(answer)) as server:
+    with serving(one_list(answer)) as server:
         pauses, _ = rests_of(server, monkeypatch, 9)
         assert server.watches() == 9
     assert pauses == [1, 2, 4, 8, 16, 30, 30, 30, 30]
 
 
 def test_pauses_are_jittered(monkeypatch):
-    with serving(listed(CHUNKED + END)) as server:
+    with serving(one_list(CHUNKED + END)) as server:
         pauses, _ = rests_of(server, monkeypatch, 9)
     assert len(set(pauses[5:])) > 1 and all(15 <= one <= 30 for one in pauses[5:])
 
@@ -204,7 +210,7 @@ def test_an_answer_is_read_no_further_than_its_bound(start, piece):
 
 
 def test_a_line_of_a_watch_has_a_bound(monkeypatch):
-    with serving(listed(flood(CHUNKED, chunk(b"x" * 65536)))) as server:
+    with serving(one_list(flood(CHUNKED, chunk(b"x" * 65536)))) as server:
         rests_of(server, monkeypatch, 1)
     assert server.sent < 32 << 20
 
@@ -217,12 +223,115 @@ def test_a_watch_that_never_ends_nor_says_anything_whole_is_left(monkeypatch):
             threading.Event().wait(0.05)
 
     monkeypatch.setattr(watch_module, "_OVERTIME", -0.5)
-    with serving(listed(drips())) as server:
+    with serving(one_list(drips())) as server:
         rests_of(server, monkeypatch, 1, watch_seconds=1)
 
 
 def page(documents, more=""):
     return {**LIST, "metadata": {"resourceVersion": "7", "continue": more}, "items": documents}
+
+
+HEAD, ITEM = (
+    b'{"metadata":{"resourceVersion":"8"},"items":[',
+    b'{"metadata":{"name":"p","namespace":"n","uid":"u",',
+)
+COSTLY = {
+    "lists": (b'"x":[', b"[]," * 20_000, b"0]"),
+    "objects": (b'"annotations":{"a":[', b'{"a":{}},' * 7_000, b"0]}"),
+}
+PEAK = """
+import asyncio, sys
+from agent.apiserver import Access
+from agent.apiserver.watch import PodWatch
+from agent.apiserver.wire import Api
+
+def peak():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+
+async def main():
+    watch = PodWatch(Api(Access("127.0.0.1", int(sys.argv[1]), tls=False)), "node-a", pause=100)
+    before = peak()
+    running = asyncio.ensure_future(watch.run())
+    while not (watch._failures or watch._version == (sys.argv[2] or None)):
+        await asyncio.sleep(0.02)
+        assert not running.done(), running
+    print(peak() - before, len(watch.pods), sum(pod.readable for pod in watch.pods.values()))
+
+asyncio.run(main())
+"""
+
+
+def costs(server, version=""):
+    """The KiB that a watch takes until it has failed or seen VERSION; its pods, and how many could be read."""
+    command = [sys.executable, "-c", PEAK, str(server.access.port), version]
+    said = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, timeout=200).stdout
+    return [int(word) for word in said.splitlines()[-1].split()]
+
+
+@pytest.mark.parametrize("of", ["list", "watch"])
+@pytest.mark.parametrize("begin, piece, end", COSTLY.values(), ids=COSTLY)
+def test_what_an_answer_costs_does_not_depend_on_what_is_in_it(of, begin, piece, end):
+    """Decoders of whole lists and lines took up to 60 MiB for these 2.5 MiB, and 600 for the longest."""
+
+    def parts():
+        yield CHUNKED
+        yield chunk((HEAD if of == "list" else b'{"type":"ADDED","object":') + ITEM + begin)
+        for _ in range(40):
+            yield chunk(piece)
+        yield chunk(end + b',"resourceVersion":"8"},"spec":{}}' + (b"]}" if of == "list" else b"}\n")) + END
+
+    with serving(one_list(parts()) if of == "watch" else lambda target: parts()) as server:
+        kib, _, _ = costs(server, "8")
+        assert server.sent > 1 << 20, "or nothing was tried"
+    assert kib < 20 << 10
+
+
+def annotated(number):
+    """A pod: the first sixty take more than all may, and for the others there is no room."""
+    document = pod_document(f"p{number}", uid=f"u-{number}")
+    size = 60_000 if number < 60 else 60
+    document["metadata"]["annotations"] = {f"gigaslice.io/x{one}": "y" * size for one in range(2)}
+    document["metadata"]["resourceVersion"] = "8"
+    return document
+
+
+def test_pages_that_never_end_cost_no_more_than_a_bound():
+    numbers = itertools.count()
+
+    def answer(target):
+        return whole(page([annotated(next(numbers)) for _ in range(250)], "more"))
+
+    with serving(answer) as server:
+        kib, pods, _ = costs(server)
+        assert len(server.targets) > 2 and not pods
+    assert kib < 32 << 10
+
+
+def test_pods_that_never_end_cost_no_more_than_a_bound():
+    def parts():
+        yield CHUNKED
+        for number in itertools.count():
+            yield chunk(json.dumps({"type": "ADDED", "object": annotated(number)}).encode() + b"\n")
+
+    with serving(one_list(parts())) as server:
+        kib, pods, read = costs(server)
+    assert 40 < read < 200 and pods > 500, "those for which there is no room are there, and cannot be read"
+    assert kib < 32 << 10
+
+
+def test_a_pod_for_which_there_is_no_room_is_there_and_an_earlier_one_stays(monkeypatch, capsys):
+    monkeypatch.setattr(watch_module, "_MAX_KEPT_BYTES", 150_000)
+    small = pod_document("p1", {GPU: 1}, uid="u-1")
+    lines = [
+        json.dumps({"type": kind, "object": annotated(number)})
+        for kind, number in (("ADDED", 0), ("MODIFIED", 1))
+    ]
+    with serving(one_list(CHUNKED + chunk("\n".join([*lines, ""]).encode()) + END, [small])) as server:
+        _, watch = rests_of(server, monkeypatch, 1)
+    pods = watch.pods
+    assert pods["default", "p0"].readable and pods["default", "p1"] == parse_pod(small)
+    assert "there is no room for it" in "".join(capsys.readouterr())
 
 
 def test_a_list_comes_in_pages(monkeypatch):
@@ -262,7 +371,7 @@ ODD = [
 
 @pytest.mark.parametrize("line", ODD, ids=lambda line: repr(line[:24]))
 def test_no_answer_to_a_watch_ends_it(line, monkeypatch):
-    with serving(listed(CHUNKED + chunk(line + b"\n") + END)) as server:
+    with serving(one_list(CHUNKED + chunk(line + b"\n") + END)) as server:
         rests_of(server, monkeypatch, 2)
 
 
@@ -286,14 +395,14 @@ def test_no_answer_to_a_list_ends_it(body, monkeypatch):
 def test_a_pod_of_the_wrong_types_is_left_out_and_the_others_are_not(where, value):
     bad, good = pod_document("bad", {GPU: 1}), pod_document("good", {GPU: 1})
     bad["metadata"][where] = value
-    found = parse_list(json.dumps({**LIST, "items": [bad, None, good]}).encode())
-    assert [pod.name for pod in found.pods] == ["good"]
+    found = listed(json.dumps({**LIST, "items": [bad, None, good]}).encode())
+    assert [pod.name for pod in found] == ["good"]
 
 
 def test_annotations_that_are_no_text_are_left_out():
     document = pod_document("p", annotations={"a": "1"})
     document["metadata"]["annotations"] |= {"b": 2, "c": None, "d": ["x"]}
-    (pod,) = parse_list(json.dumps({**LIST, "items": [document]}).encode()).pods
+    (pod,) = listed(json.dumps({**LIST, "items": [document]}).encode())
     assert pod.annotations == {"a": "1"}
 
 
@@ -308,7 +417,7 @@ def test_a_pod_that_is_understood_no_longer_stays_as_it_was_until_it_is_gone(kin
     second["metadata"] |= {"resourceVersion": "8"}
     changed(second, where, value)
     line = json.dumps({"type": kind, "object": second}).encode() + b"\n"
-    with serving(listed(CHUNKED + chunk(line) + END, [first])) as server:
+    with serving(one_list(CHUNKED + chunk(line) + END, [first])) as server:
         _, watch = rests_of(server, monkeypatch, 1)
     assert list(watch.pods.values()) == ([parse_pod(first)] if kind == "MODIFIED" else [])
 
@@ -319,8 +428,8 @@ def test_a_pod_that_is_understood_no_longer_stays_as_it_was_until_it_is_gone(kin
 def test_a_pod_that_is_listed_and_cannot_be_read_is_there(where, value):
     bad, good = pod_document("bad", {GPU: 1}), pod_document("good", {GPU: 1})
     bad["metadata"][where] = value
-    found = parse_list(json.dumps({**LIST, "items": [bad, good]}).encode())
-    assert [(pod.name, pod.readable, pod.asking(GPU) != ()) for pod in found.pods] == [
+    found = listed(json.dumps({**LIST, "items": [bad, good]}).encode())
+    assert [(pod.name, pod.readable, pod.asking(GPU) != ()) for pod in found] == [
         ("bad", False, False), ("good", True, True),
     ]  # fmt: skip
 
@@ -377,20 +486,20 @@ def test_any_pod_is_a_pod_or_none(changes):
             changed(document, place, value)
     event = json.dumps({"type": "ADDED", "object": document}).encode()
     try:
-        change = parse_change(event)
+        change = change_of(event)
     except ValueError:
         pass
     else:
         assert change.pod is None or check(change.pod) is None
         assert isinstance(change.version, str)
-    for pod in parse_list(json.dumps({**LIST, "items": [document]}).encode()).pods:
+    for pod in listed(json.dumps({**LIST, "items": [document]}).encode()):
         check(pod)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=64) | VALUES.map(lambda one: json.dumps(one).encode()))
 def test_any_bytes_are_an_answer_or_no_answer(raw):
-    for parse in (parse_list, parse_change):
+    for parse in (listed, change_of):
         with contextlib.suppress(ValueError, Gone):
             parse(raw)
 
@@ -446,7 +555,7 @@ def test_a_bookmark_as_the_server_sends_it(annotations):
         "spec": {"containers": None},
         "status": {},
     }
-    change = parse_change(json.dumps({"type": "BOOKMARK", "object": empty}).encode())
+    change = change_of(json.dumps({"type": "BOOKMARK", "object": empty}).encode())
     assert (change.kind, change.version, change.pod) == ("BOOKMARK", "476", None)
 
 

@@ -2,9 +2,10 @@ import json
 
 import pytest
 
-from gigaslice.kube.decode import Gone, parse_change, parse_list, parse_pod
+from gigaslice.kube.decode import Gone, parse_pod
 from gigaslice.model import DATASET_DRIVER, ContainerKind
 from tests.fakes.kubeapi import pod_document
+from tests.fakes.kubeapi.reading import change_of, listed
 
 GPU = "gigaslice.io/vgpu-memory"
 
@@ -89,15 +90,15 @@ def test_a_pod_that_cannot_be_understood_does_not_hide_the_others():
     bad, good = pod_document("bad", {GPU: 1}), pod_document("good", {GPU: 1})
     bad["spec"]["containers"][0]["resources"]["limits"] = "much"
     body = json.dumps({"metadata": {"resourceVersion": "7"}, "items": [bad, good]}).encode()
-    found = parse_list(body)
-    assert [(pod.name, pod.readable) for pod in found.pods] == [("bad", False), ("good", True)]
-    assert found.version == "7" and found.pods[0].containers == ()
+    found = listed(body)
+    assert [(pod.name, pod.readable) for pod in found] == [("bad", False), ("good", True)]
+    assert found[0].containers == ()
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{}", b"<html>", b'{"items": 3, "metadata": {}}', b""])
 def test_what_is_no_list(body):
     with pytest.raises((ValueError, KeyError)):
-        parse_list(body)
+        listed(body)
 
 
 def test_large_and_foreign_annotations_are_left_out():
@@ -110,9 +111,9 @@ def test_large_and_foreign_annotations_are_left_out():
 def test_an_expired_version_is_told_inside_the_stream_too():
     line = json.dumps({"type": "ERROR", "object": {"code": 410, "message": "old"}}).encode()
     with pytest.raises(Gone):
-        parse_change(line)
+        change_of(line)
     with pytest.raises(ValueError, match="the watch ended: busy"):
-        parse_change(line.replace(b"410", b"500").replace(b"old", b"busy"))
+        change_of(line.replace(b"410", b"500").replace(b"old", b"busy"))
 
 
 def csi_pod(*volumes, **mounts):

@@ -37,7 +37,3 @@ def test_what_is_read_can_be_written(text, value):
 def test_what_is_no_json(text):
     with pytest.raises(ValueError):
         read_json(text)
-
-
-def test_the_hook_is_called_from_the_inside_out():
-    assert read_json('{"a":{"b":{}}}', lambda one: sorted(one.items())) == [("a", [("b", [])])]
