@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from agent.apiserver.events import EventSender
 from agent.apiserver.own_node import NodeAnnotation, Publishing
 from agent.apiserver.pod_reader import PodReader
 from agent.apiserver.watch import PodWatch
-from agent.apiserver.wire import Api, ApiError, path_of
+from agent.apiserver.wire import Api
 from gigaslice.cluster.names import INVENTORY
+from gigaslice.kube.event import Regarding
+from gigaslice.kubeapi.events import NODE_RATES, EventRecorder
+from gigaslice.kubeapi.failures import ApiFailure, object_path
 from gigaslice.model import Pod
 from gigaslice.runtime.tasks import all_of
 
@@ -137,12 +139,12 @@ class KubeCluster:
     """The cluster behind API, as seen from NODE."""
 
     def __init__(
-        self, api: Api, node: str, watch: PodWatch | None = None, events: EventSender | None = None
+        self, api: Api, node: str, watch: PodWatch | None = None, events: EventRecorder | None = None
     ) -> None:
         self._api = api
         self._watch = watch or PodWatch(api, node)
         self._reader = PodReader(self._watch)
-        self._events = events or EventSender(api, node)
+        self._events = events or EventRecorder(api, "node", node, NODE_RATES)
         self._inventory = NodeAnnotation(api, node, INVENTORY)
 
     @property
@@ -175,7 +177,8 @@ class KubeCluster:
 
     def event(self, pod: Pod, kind: str, reason: str, text: str, container: str = "") -> None:
         """Hands an event over to be sent."""
-        self._events.say(pod, kind, reason, text, container)
+        field = "spec.containers{" + container + "}" if container else ""
+        self._events.say(Regarding("Pod", pod.namespace, pod.name, pod.uid, field=field), kind, reason, text)
 
     def publish(self, inventory: str) -> None:
         """Hands the inventory over to be written."""
@@ -198,9 +201,9 @@ class KubeCluster:
             "deleteOptions": {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})},
         }
         try:
-            path = path_of("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "eviction")
+            path = object_path("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "eviction")
             reply = await self._api.request("POST", path, None, body)
-        except (ApiError, ValueError) as error:
+        except ApiFailure as error:
             return Eviction(f"pod {pod} not evicted: {error}")
         if reply.status < 300:
             return Eviction()

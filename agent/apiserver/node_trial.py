@@ -7,27 +7,29 @@ nothing.
 
 from __future__ import annotations
 
-from agent.apiserver.wire import Api, ApiError, path_of
+from agent.apiserver.wire import MERGE_PATCH, Api
+from gigaslice.kubeapi.failures import ApiFailure, object_path
 
-__all__ = ["MERGE", "REMEDY", "UnboundedError", "check_bounds"]
+__all__ = ["REMEDY", "UnboundedError", "check_bounds"]
 
-MERGE = "application/merge-patch+json"
 _FOREIGN = "trial.gigaslice.invalid/is-refused"  # of a domain that nobody has, and outside of gigaslice.io/
 REMEDY = "apply deploy/node-policy.yaml, or install the chart (both: Kubernetes 1.30)"
 """What to do about an UnboundedError."""
 
 
-class UnboundedError(ApiError):
+class UnboundedError(ApiFailure):
     """The API server would have carried out what no agent may do."""
 
 
 async def check_bounds(api: Api, node: str) -> None:
     """Returns where the API server refuses a change of another's annotation of NODE.
 
-    Raises UnboundedError where it would make that change, and ApiError where it does not say.
+    Raises UnboundedError where it would make that change, and ApiFailure where it does not say.
     """
     body = {"metadata": {"annotations": {_FOREIGN: "x"}}}
-    reply = await api.request("PATCH", path_of("api", "v1", "nodes", node), {"dryRun": "All"}, body, MERGE)
+    reply = await api.request(
+        "PATCH", object_path("api", "v1", "nodes", node), {"dryRun": "All"}, body, MERGE_PATCH
+    )
     if reply.status < 300:
         raise UnboundedError(
             f"the agent may change others' annotations of {node}, and so may whoever takes its token"

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent.apiserver.node_trial import MERGE, REMEDY, UnboundedError, check_bounds
-from agent.apiserver.wire import Api, ApiError, path_of
+from agent.apiserver.node_trial import REMEDY, UnboundedError, check_bounds
+from agent.apiserver.wire import Api
+from gigaslice.kubeapi.failures import ApiFailure, object_path
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.wakeup import Alarm
@@ -130,11 +131,8 @@ class NodeAnnotation:
         try:
             await self._try()
             body = {"metadata": {"annotations": {self._key: text}}}
-            path = path_of("api", "v1", "nodes", self._node)
-            reply = await self._api.request("PATCH", path, None, body, MERGE)
-            if reply.status >= 300:
-                raise reply.failure("node not annotated")
-        except ApiError as error:
+            await self._api.patch(object_path("api", "v1", "nodes", self._node), body)
+        except ApiFailure as error:
             self._failed(error)
             return
         self._writes += 1
@@ -146,7 +144,7 @@ class NodeAnnotation:
             self._log.info("node annotated again", node=self._node, annotation=self._key)
 
     async def _try(self) -> None:
-        """Raises ApiError while the token is not known to be kept to annotations of ours."""
+        """Raises ApiFailure while the token is not known to be kept to annotations of ours."""
         if self._tried_at is None or self._clock() - self._tried_at >= self._again:
             self._tried_at = None
             await check_bounds(self._api, self._node)
@@ -156,7 +154,7 @@ class NodeAnnotation:
         if self._outdated_since is None:
             self._outdated_since = self._clock()
 
-    def _failed(self, error: ApiError) -> None:
+    def _failed(self, error: ApiFailure) -> None:
         self._failures += 1
         self._failed_writes += 1
         self._due()

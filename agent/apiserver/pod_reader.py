@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from agent.apiserver.watch import PodWatch
-from agent.apiserver.wire import ApiError
 from gigaslice.kube.decode import Gone
+from gigaslice.kubeapi.failures import ApiFailure
 from gigaslice.model import Pod
 from gigaslice.runtime.logs import get_logger
 
@@ -75,10 +75,10 @@ class PodReader:
         error = reading.exception()
         if error is None:
             self._failures, self._again = 0, -math.inf
-        elif not isinstance(error, (ApiError, ValueError, Gone)):
+        elif not isinstance(error, (ApiFailure, ValueError, Gone)):
             raise error  # a mistake of this program, which the loop's handler reports
         elif reading is not self._late:  # which counts already
-            self._failed(str(error), error.retry_after if isinstance(error, ApiError) else 0.0)
+            self._failed(str(error), error.retry_after if isinstance(error, ApiFailure) else 0.0)
 
     def _failed(self, detail: str, wait: float = 0.0) -> None:
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))

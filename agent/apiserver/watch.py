@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from agent.apiserver.wire import Api, ApiError
+from agent.apiserver.wire import Api
 from gigaslice.kube.decode import (
     GONE,
     Change,
@@ -30,6 +30,7 @@ from gigaslice.kube.decode import (
     read_pod,
 )
 from gigaslice.kube.weight import WeighedDict, bytes_of
+from gigaslice.kubeapi.failures import ApiFailure
 from gigaslice.model import Pod
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
@@ -102,7 +103,7 @@ class PodWatch:
         return await set_within(self._news, timeout)
 
     async def read(self) -> Mapping[tuple[str, str], Pod]:
-        """Lists the pods as they are at this moment, past the watch. Raises ApiError, ValueError and Gone."""
+        """Lists the pods as they are at this moment, past the watch. Raises ApiFailure, ValueError and Gone."""
         pods, _ = await self._pages({})
         return pods
 
@@ -117,9 +118,9 @@ class PodWatch:
                 await self._watch()
             except Gone:
                 self._version = ""
-            except (ApiError, ValueError) as error:
-                wait = error.retry_after if isinstance(error, ApiError) else 0.0
-                if not isinstance(error, ApiError) or error.status:
+            except (ApiFailure, ValueError) as error:
+                wait = error.retry_after if isinstance(error, ApiFailure) else 0.0
+                if not isinstance(error, ApiFailure) or error.status:
                     self._version = ""  # anything but a connection that broke: start anew
                 self._failed(error)
             await self._rest(time.monotonic() - self._begun, wait)
@@ -141,7 +142,7 @@ class PodWatch:
             if not more:
                 return pods, version
             query = {**self._query, "limit": str(_PAGE), "continue": more}
-        raise ApiError(f"list of pods: more than {_MAX_PAGES} pages", 200)
+        raise ApiFailure(f"list of pods: more than {_MAX_PAGES} pages", 200)
 
     async def _page(
         self, query: Mapping[str, str], pods: WeighedDict[tuple[str, str], Pod]
@@ -175,7 +176,9 @@ class PodWatch:
             if answer.status == GONE:
                 raise Gone
             if answer.status != 200:
-                raise ApiError(f"watch of pods: {answer.status}", answer.status, answer.retry_after)
+                raise ApiFailure(
+                    f"watch of pods: {answer.status}", answer.status, retry_after=answer.retry_after
+                )
             self._begun = time.monotonic()
             self._recovered()
             reader = change_reader()
@@ -212,7 +215,7 @@ class PodWatch:
         ):
             last = bare
         if pods.weight_with(key, last) > _MAX_BARE_BYTES:
-            raise ApiError("the API server names more pods of this node than can be kept", 200)
+            raise ApiFailure("the API server names more pods of this node than can be kept", 200)
         pods[key] = last
         return last
 
@@ -242,7 +245,7 @@ class PodWatch:
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
-        denied = isinstance(error, ApiError) and error.status in _REFUSED
+        denied = isinstance(error, ApiFailure) and error.status in _REFUSED
         self._refusals = self._refusals + 1 if denied else 0
         self.refused = self._refusals >= (_REFUSALS if self._listed else 1)
         if self._failures < 3 and not self.refused and self.synced:

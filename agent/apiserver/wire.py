@@ -16,51 +16,30 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import h11
 
 import vcuda
-from gigaslice.errors import GigasliceError
 from gigaslice.kube.json_text import read_json
 from gigaslice.kubeapi.access import Access
+from gigaslice.kubeapi.failures import LONGEST_RETRY_AFTER, ApiFailure
 from gigaslice.runtime.time_limit import within
 
-__all__ = ["Api", "ApiError", "Reply", "Stream", "path_of"]
+__all__ = ["MERGE_PATCH", "Api", "Reply", "Stream"]
+
+MERGE_PATCH = "application/merge-patch+json"
 
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 30.0
 _MAX_BODY_BYTES = 1 << 20  # unless the caller expects more
 _MAX_INTERIM = 16  # answers 1xx before the answer itself
-_LONGEST_RETRY_AFTER = 300.0
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
-
-
-class ApiError(GigasliceError):
-    """The API server was not reached, or its answer was no use; `status` is 0 without an answer.
-
-    retry_after: seconds that the server asks to be left alone, at most five minutes; 0 where it does not say.
-    """
-
-    def __init__(self, text: str, status: int = 0, retry_after: float = 0.0) -> None:
-        super().__init__(text)
-        self.status = status
-        self.retry_after = retry_after
-
-
-def path_of(*segments: str) -> str:
-    """The path of these SEGMENTS, each quoted: a name can never become another path. Raises ValueError for a name that
-    no quoting makes one segment.
-    """
-    for one in segments:
-        if one in ("", ".", ".."):
-            raise ValueError(f"{one!r} is no name")
-    return "".join(f"/{quote(one, safe='')}" for one in segments)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer. retry_after: as in `ApiError`."""
+    """A whole answer. retry_after: as in `ApiFailure`."""
 
     status: int
     body: bytes
@@ -73,9 +52,9 @@ class Reply:
         except (ValueError, KeyError, TypeError):
             return self.body[:200].decode("utf-8", "replace").strip()
 
-    def failure(self, what: str) -> ApiError:
+    def failure(self, what: str) -> ApiFailure:
         """The error that this answer to WHAT is."""
-        return ApiError(f"{what}: {self.status} {self.reason()}", self.status, self.retry_after)
+        return ApiFailure(f"{what}: {self.status} {self.reason()}", self.status, retry_after=self.retry_after)
 
 
 class Stream:
@@ -89,23 +68,23 @@ class Stream:
     async def chunks(self, most: float = math.inf) -> AsyncIterator[bytes]:
         """Its bytes until the server ends the answer.
 
-        Raises ApiError when it is cut short or falls silent, and when it has more than MOST of them.
+        Raises ApiFailure when it is cut short or falls silent, and when it has more than MOST of them.
         """
         count = 0
         async for chunk in self._chunks:
             count += len(chunk)
             if count > most:
-                raise ApiError(f"the API server's answer has more than {most} bytes", self.status)
+                raise ApiFailure(f"the API server's answer has more than {most} bytes", self.status)
             yield chunk
 
     async def body(self, most: int = _MAX_BODY_BYTES) -> bytes:
-        """All of it. Raises ApiError, and reads no further, when that is more than MOST bytes."""
+        """All of it. Raises ApiFailure, and reads no further, when that is more than MOST bytes."""
         found = bytearray()
         async for chunk in self.chunks(most):
             found += chunk
         return bytes(found)
 
-    async def failure(self, what: str) -> ApiError:
+    async def failure(self, what: str) -> ApiFailure:
         """The error that this answer to WHAT is."""
         return Reply(self.status, await self.body(), self.retry_after).failure(what)
 
@@ -130,13 +109,26 @@ class Api:
         *,
         most: int = _MAX_BODY_BYTES,
     ) -> Reply:
-        """Sends one request and takes the whole answer, of MOST bytes. Raises ApiError when there is none."""
+        """Sends one request and takes the whole answer, of MOST bytes. Raises ApiFailure when there is none."""
         async with self.stream(method, path, query, body, content, idle=self._answer) as answer:
             try:
                 found = await within(answer.body(most), self._answer)
                 return Reply(answer.status, found, answer.retry_after)
             except asyncio.TimeoutError as error:
-                raise ApiError(f"{self.access}: no complete answer in {self._answer:g} s") from error
+                raise ApiFailure(f"{self.access}: no complete answer in {self._answer:g} s") from error
+
+    async def post(self, path: str, body: object) -> None:
+        """Creates an object. Raises ApiFailure, as does `patch`."""
+        await self._done("POST", path, body)
+
+    async def patch(self, path: str, body: object) -> None:
+        """Changes an object by a merge patch."""
+        await self._done("PATCH", path, body, MERGE_PATCH)
+
+    async def _done(self, method: str, path: str, body: object, content: str = "application/json") -> None:
+        reply = await self.request(method, path, None, body, content)
+        if reply.status >= 300:
+            raise reply.failure(f"{method} {path}")
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -162,7 +154,7 @@ class Api:
                 head = h11.Request(method=method, target=target, headers=self._headers(sent, content))
                 reader, writer = await within(self._open(opened), self._connect)
             except h11.LocalProtocolError:  # its text quotes what it refuses, which may be the token
-                raise ApiError(
+                raise ApiFailure(
                     f"{self.access}: no request can be made of the credentials and the address"
                 ) from None
             except (asyncio.TimeoutError, OSError, ValueError) as error:
@@ -234,8 +226,8 @@ class _Talk:
             if isinstance(event, h11.Response):
                 return event
             if not isinstance(event, h11.InformationalResponse):
-                raise ApiError(f"{self._server}: the connection was closed without an answer")
-        raise ApiError(f"{self._server}: no answer after {_MAX_INTERIM} announcements of one")
+                raise ApiFailure(f"{self._server}: the connection was closed without an answer")
+        raise ApiFailure(f"{self._server}: no answer after {_MAX_INTERIM} announcements of one")
 
     async def chunks(self, idle: float, longest: float = math.inf) -> AsyncIterator[bytes]:
         """The answer's content."""
@@ -243,7 +235,7 @@ class _Talk:
         while True:
             left = end - time.monotonic()
             if left <= 0:
-                raise ApiError(f"{self._server}: the answer has not ended in {longest:g} s")
+                raise ApiFailure(f"{self._server}: the answer has not ended in {longest:g} s")
             try:
                 event = await within(self._next(), min(idle, left))
             except (asyncio.TimeoutError, OSError, h11.ProtocolError) as error:
@@ -253,7 +245,7 @@ class _Talk:
             elif isinstance(event, h11.EndOfMessage):
                 return
             else:
-                raise ApiError(f"{self._server}: the connection was closed in the middle of an answer")
+                raise ApiFailure(f"{self._server}: the connection was closed in the middle of an answer")
 
     async def _next(self) -> object:
         while True:
@@ -267,14 +259,14 @@ def _retry_after(headers: Iterable[tuple[bytes, bytes]]) -> float:
     """Seconds that the server asks to be left alone. API servers never send the other form, a date."""
     for name, value in headers:
         if name.lower() == b"retry-after" and value.strip().isdigit():
-            return min(float(value.strip()[:9]), _LONGEST_RETRY_AFTER)
+            return min(float(value.strip()[:9]), LONGEST_RETRY_AFTER)
     return 0.0
 
 
-def _failure(server: str, error: Exception) -> ApiError:
+def _failure(server: str, error: Exception) -> ApiFailure:
     if isinstance(error, asyncio.TimeoutError):
-        return ApiError(f"{server}: no answer in time")
-    return ApiError(f"{server}: {_said(error)}")
+        return ApiFailure(f"{server}: no answer in time")
+    return ApiFailure(f"{server}: {_said(error)}")
 
 
 def _said(error: Exception) -> str:

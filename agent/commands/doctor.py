@@ -20,7 +20,7 @@ import grpc
 import vcuda
 from agent.apiserver import find_access
 from agent.apiserver.node_trial import REMEDY, UnboundedError, check_bounds
-from agent.apiserver.wire import Api, ApiError, path_of
+from agent.apiserver.wire import Api
 from agent.config import Config
 from agent.inventory.page_faults import counters_are_on
 from agent.inventory.source import Inventory
@@ -30,6 +30,7 @@ from agent.roles.gpu_wait import read_bus
 from gigaslice import units
 from gigaslice.errors import GigasliceError, MissingError
 from gigaslice.kube.json_text import read_json
+from gigaslice.kubeapi.failures import ApiFailure, object_path
 from gigaslice.runtime.files import read_file
 from gigaslice.text import plain
 from vcuda.doctor import Finding, check_locks, check_managed
@@ -231,11 +232,11 @@ async def _ask_api(api: Api, config: Config, where: str) -> Finding:
     """Asks what the agent would ask: without a right of its own it goes on with less, and says so only in its log."""
     query = {"fieldSelector": f"spec.nodeName={config.node_name}", "limit": "1", "resourceVersion": "0"}
     try:
-        reply = await api.request("GET", path_of("api", "v1", "pods"), query, most=_MAX_LIST_BYTES)
+        reply = await api.request("GET", object_path("api", "v1", "pods"), query, most=_MAX_LIST_BYTES)
         missing = (
             [] if reply.status != 200 else [right for right in _RIGHTS if not await _allowed(api, right)]
         )
-    except ApiError as error:
+    except ApiFailure as error:
         return Finding(
             "fail",
             "API server",
@@ -281,7 +282,7 @@ async def _try_publishing(api: Api, node: str) -> Finding:
         await check_bounds(api, node)
     except UnboundedError as error:
         return Finding("fail", "publishing", f"withheld: {error}", REMEDY)
-    except ApiError as error:
+    except ApiFailure as error:
         return Finding("warn", "publishing", str(error), "the agent publishes nothing until it is answered")
     return Finding("ok", "publishing", f"the API server keeps the agent to its own annotations of {node}")
 
@@ -295,7 +296,7 @@ async def _allowed(api: Api, right: tuple[str, str]) -> bool:
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": attributes},
     }
-    path = path_of("apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews")
+    path = object_path("apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews")
     reply = await api.request("POST", path, None, body)
     try:
         return reply.status >= 300 or read_json(reply.body)["status"]["allowed"] is not False

@@ -21,16 +21,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import aiohttp
 import orjson
 from yarl import URL
 
-from gigaslice.errors import GigasliceError
 from gigaslice.kube.fields import text_at
 from gigaslice.kubeapi.access import Access
 from gigaslice.kubeapi.documents import read_document
+from gigaslice.kubeapi.failures import (
+    CONFLICT,
+    GONE,
+    LONGEST_RETRY_AFTER,
+    NOT_FOUND,
+    TOO_MANY,
+    ApiFailure,
+    object_path,
+)
 
 __all__ = [
     "APPLY_PATCH",
@@ -52,48 +60,14 @@ MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 """Content types of bodies."""
 
-CONFLICT, GONE, NOT_FOUND, TOO_MANY = 409, 410, 404, 429
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
 _MOST_BYTES = 8 << 20
 _MOST_LINE_BYTES = 8 << 20  # etcd takes objects up to 1.5 MiB, as JSON they are some times as long
 _TOKEN_SECONDS = 10.0
 _FILES_SECONDS = 60.0
-_LONGEST_RETRY_AFTER = 300.0
 _IDLE_CONNECTION_SECONDS = 60.0
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
-
-
-class ApiFailure(GigasliceError):  # noqa: N818  (an answer that is often foreseen, and handled by its status)
-    """The API server was not reached, or refused.
-
-    Attributes:
-        status: The answer's status; 0 where there was no complete answer, and the request may have had its effect.
-        reason: The API's own word, such as "AlreadyExists"; empty where there is none.
-        retry_after: Seconds that the server asks to be left alone, at most five minutes.
-        sent: Whether the server may have received the request.
-    """
-
-    def __init__(
-        self, text: str, status: int = 0, *, reason: str = "", retry_after: float = 0.0, sent: bool = True
-    ) -> None:
-        super().__init__(text)
-        self.status = status
-        self.reason = reason
-        self.retry_after = retry_after
-        self.sent = sent
-
-
-def object_path(*segments: str) -> str:
-    """Returns the path of these segments, each quoted: a name can never become another path.
-
-    Raises:
-        ApiFailure: A segment is a name that no quoting makes one segment.
-    """
-    for one in segments:
-        if one in ("", ".", ".."):
-            raise ApiFailure(f"{one!r} is no name", sent=False)
-    return "".join(f"/{quote(one, safe='')}" for one in segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +392,7 @@ def _socket(address: tuple[Any, ...]) -> socket.socket:
 def _retry_after(response: aiohttp.ClientResponse) -> float:
     """Returns the seconds to be left alone. API servers never send the other form, a date."""
     value = response.headers.get("Retry-After", "").strip()
-    return min(float(value[:9]), _LONGEST_RETRY_AFTER) if value.isascii() and value.isdigit() else 0.0
+    return min(float(value[:9]), LONGEST_RETRY_AFTER) if value.isascii() and value.isdigit() else 0.0
 
 
 def _failure(server: str, error: Exception, *, sent: bool = True) -> ApiFailure:

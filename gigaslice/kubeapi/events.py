@@ -1,7 +1,8 @@
-"""Events on any object of the cluster: one for each (object, reason, text), counted when repeated, never a flood.
+"""Events on any object of the cluster, as `kubectl describe` shows them: counted when repeated, never a flood.
 
-Sending is a task of its own, so that no caller waits for the API server. An event that cannot be sent is dropped after
-a few attempts: events are for people, and nothing depends on them.
+What is due is decided by `gigaslice.kube.event.Throttle`. Sending is a task of its own, so that no caller waits for the
+API server. An event that cannot be sent is dropped after a few attempts: events are for people, and nothing depends on
+them.
 """
 
 from __future__ import annotations
@@ -12,18 +13,53 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from gigaslice.kube.event import Regarding, Throttle, event_document, event_name, event_text, remember
-from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
+from gigaslice.kubeapi.failures import NOT_FOUND, TOO_MANY, ApiFailure, NameFailure, object_path
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
+from gigaslice.text import plain
 
-__all__ = ["EventRecorder"]
+__all__ = ["CLUSTER_RATES", "NODE_RATES", "EventClient", "EventRates", "EventRecorder"]
 
-_REMEMBERED = 8192
-_QUEUED = 1024
-_BURST, _REFILL = 200.0, 0.1  # of the whole cluster: so many at once, ten a second after them
 _ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class EventRates:
+    """How many events a component may send.
+
+    Attributes:
+        burst: So many at once.
+        refill: Seconds for another one.
+        queued: Those that wait to be sent.
+        remembered: Those that are counted when they are repeated.
+        by_text: Whether another text is another report. Else a text that changes in its details (2 GiB missing, then 1)
+            is the same, and told as often as the reason is due.
+    """
+
+    burst: float
+    refill: float
+    queued: int
+    remembered: int
+    by_text: bool
+
+
+NODE_RATES = EventRates(50.0, 1.0, 256, 2048, by_text=False)
+CLUSTER_RATES = EventRates(200.0, 0.1, 1024, 8192, by_text=True)
+
+
+class EventClient(Protocol):
+    """The two requests of a client; each raises ApiFailure."""
+
+    async def post(self, path: str, body: object) -> object:
+        """Creates an object."""
+        ...
+
+    async def patch(self, path: str, body: object) -> object:
+        """Changes an object by a merge patch."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +82,8 @@ class EventRecorder:
     Args:
         client: The API server.
         component: The part that reports, such as "controller".
-        host: Where it runs: the pod's name.
+        host: Where it runs: the name of the pod or the node.
+        rates: How many it may send.
         now: Gives Unix time.
         clock: Gives seconds that only grow.
         pause: The first pause after a failure.
@@ -54,9 +91,10 @@ class EventRecorder:
 
     def __init__(
         self,
-        client: KubeClient,
+        client: EventClient,
         component: str,
         host: str,
+        rates: EventRates = CLUSTER_RATES,
         *,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
@@ -68,8 +106,9 @@ class EventRecorder:
         self._now = now
         self._clock = clock
         self._pause = pause
-        self._throttle = Throttle(_BURST, _REFILL)
-        self._queue: asyncio.Queue[_Report] = asyncio.Queue(_QUEUED)
+        self._rates = rates
+        self._throttle = Throttle(rates.burst, rates.refill)
+        self._queue: asyncio.Queue[_Report] = asyncio.Queue(rates.queued)
         self._sent: OrderedDict[str, tuple[str, int]] = OrderedDict()  # identity -> name of the event, count
         self._reported = LogOnce()
         self._log = get_logger("kube")
@@ -77,8 +116,8 @@ class EventRecorder:
     def say(self, regarding: Regarding, kind: str, reason: str, text: str) -> None:
         """Notes an event; KIND is "Normal" or "Warning". Returns at once, and forgets it when there are many."""
         report = _Report(regarding, kind, reason, event_text(text), self._now())
-        due = self._throttle.due
-        if not self._queue.full() and due(regarding.uid, (reason, report.text), self._clock()):
+        key = (reason, regarding.field, report.text if self._rates.by_text else "")
+        if not self._queue.full() and self._throttle.due(regarding.uid, key, self._clock()):
             self._queue.put_nowait(report)
 
     async def run(self) -> None:
@@ -92,8 +131,14 @@ class EventRecorder:
                     break
                 except ApiFailure as failure:
                     if self._reported.new("failing"):
-                        self._log.warning("event not sent", reason=report.reason, detail=str(failure))
-                    if 400 <= failure.status < 500 and failure.status != 429:
+                        self._log.warning(
+                            "event not sent",
+                            reason=report.reason,
+                            name=plain(f"{report.regarding.namespace}/{report.regarding.name}"),
+                            detail=str(failure),
+                        )
+                    refused = 400 <= failure.status < 500 and failure.status != TOO_MANY
+                    if refused or isinstance(failure, NameFailure):
                         break
                     await asyncio.sleep(max(failure.retry_after, self._pause * 4**attempt))
 
@@ -110,7 +155,7 @@ class EventRecorder:
                 if failure.status != NOT_FOUND:  # else it has expired, usually after an hour
                     raise
             else:
-                remember(self._sent, report.identity, (name, count + 1), _REMEMBERED)
+                remember(self._sent, report.identity, (name, count + 1), self._rates.remembered)
                 return
         name = event_name(report.regarding.name, f"{report.identity}{time.time_ns():x}")
         await self._client.post(
@@ -126,4 +171,4 @@ class EventRecorder:
                 host=self._host,
             ),
         )
-        remember(self._sent, report.identity, (name, 1), _REMEMBERED)
+        remember(self._sent, report.identity, (name, 1), self._rates.remembered)

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from agent.apiserver import KubeCluster, NoCluster, find_access
-from agent.apiserver.events import EventSender, Throttle
 from agent.apiserver.wire import Api
 from gigaslice.kube.decode import parse_pod
+from gigaslice.kube.event import Throttle
+from gigaslice.kubeapi.events import NODE_RATES, EventRecorder
 from tests.fakes.eventually import run_beside, until
 from tests.fakes.kubeapi import NODE, Fault, pod_document
 
@@ -20,8 +21,11 @@ def sending(server, wire):
         clock = [0.0]
 
         async def main():
-            sender = EventSender(wire(), NODE, now=lambda: 1.0, clock=lambda: clock[0], pause=0.01)
-            await run_beside(sender.run(), story(sender, clock))
+            api = wire()
+            recorder = EventRecorder(
+                api, "node", NODE, NODE_RATES, now=lambda: 1.0, clock=lambda: clock[0], pause=0.01
+            )
+            await run_beside(recorder.run(), story(KubeCluster(api, NODE, events=recorder), clock))
 
         asyncio.run(main())
 
@@ -29,8 +33,8 @@ def sending(server, wire):
 
 
 def test_an_event_says_who_and_what(server, sending):
-    async def story(sender, clock):
-        sender.say(POD, "Warning", "WaitingForGPU", "waiting for\n 2 GiB", "main")
+    async def story(cluster, clock):
+        cluster.event(POD, "Warning", "WaitingForGPU", "waiting for\n 2 GiB", "main")
         await until(server.events)
 
     sending(story)
@@ -46,9 +50,9 @@ def test_an_event_says_who_and_what(server, sending):
 
 
 def test_the_same_again_is_counted_and_not_posted(server, sending):
-    async def story(sender, clock):
+    async def story(cluster, clock):
         for clock[0] in (0.0, 5.0, 11.0, 30.0, 72.0):
-            sender.say(POD, "Warning", "R", "same")
+            cluster.event(POD, "Warning", "R", "same")
             await asyncio.sleep(0.05)
         await until(lambda: server.events() and server.events()[0]["count"] == 3)
 
@@ -56,21 +60,32 @@ def test_the_same_again_is_counted_and_not_posted(server, sending):
     assert len(server.events()) == 1
 
 
+def test_a_text_that_changes_in_its_details_is_the_same_report(server, sending):
+    async def story(cluster, clock):
+        cluster.event(POD, "Warning", "R", "2 GiB missing", "a")
+        cluster.event(POD, "Warning", "R", "1 GiB missing", "a")
+        cluster.event(POD, "Warning", "R", "1 GiB missing", "b")
+        await until(lambda: len(server.events()) == 2)
+
+    sending(story)
+    assert {event["message"] for event in server.events()} == {"2 GiB missing", "1 GiB missing"}
+
+
 def test_an_event_that_the_server_has_dropped_is_posted_anew(server, sending):
-    async def story(sender, clock):
-        sender.say(POD, "Warning", "R", "same")
+    async def story(cluster, clock):
+        cluster.event(POD, "Warning", "R", "same")
         await until(server.events)
         server.clear("events")
         clock[0] = 100.0
-        sender.say(POD, "Warning", "R", "same")
+        cluster.event(POD, "Warning", "R", "same")
         await until(server.events)
 
     sending(story)
 
 
 def test_a_long_text_is_cut_to_what_the_server_takes(server, sending):
-    async def story(sender, clock):
-        sender.say(POD, "Normal", "R", "ü" * 3000)
+    async def story(cluster, clock):
+        cluster.event(POD, "Normal", "R", "ü" * 3000)
         await until(server.events)
 
     sending(story)
@@ -81,9 +96,9 @@ def test_a_long_text_is_cut_to_what_the_server_takes(server, sending):
 def test_the_name_of_an_event_is_one_wherever_the_pods_is_cut(server, sending, letter):
     """RFC 1123: parts begin and end with a letter or digit, else the server answers 422."""
 
-    async def story(sender, clock):
+    async def story(cluster, clock):
         name = "p" * (200 - len(letter)) + letter + "z" * 40
-        sender.say(replace(POD, name=name), "Normal", "R", "text")
+        cluster.event(replace(POD, name=name), "Normal", "R", "text")
         await until(server.events)
 
     sending(story)
@@ -95,11 +110,11 @@ def test_the_name_of_an_event_is_one_wherever_the_pods_is_cut(server, sending, l
 def test_a_server_that_refuses_events_costs_nothing_else(server, sending):
     server.faults.append(Fault("POST", "/events", 403))
 
-    async def story(sender, clock):
-        sender.say(POD, "Normal", "First", "x")
+    async def story(cluster, clock):
+        cluster.event(POD, "Normal", "First", "x")
         await until(lambda: server.asked("POST", "/events") == 1)
         server.faults.clear()
-        sender.say(POD, "Normal", "Second", "x")
+        cluster.event(POD, "Normal", "Second", "x")
         await until(lambda: server.events("Second"))
 
     sending(story)
@@ -109,8 +124,8 @@ def test_a_server_that_refuses_events_costs_nothing_else(server, sending):
 def test_a_server_in_trouble_is_asked_again(server, sending):
     server.faults.append(Fault("POST", "/events", 503))
 
-    async def story(sender, clock):
-        sender.say(POD, "Normal", "R", "x")
+    async def story(cluster, clock):
+        cluster.event(POD, "Normal", "R", "x")
         await until(lambda: server.asked("POST", "/events") == 1)
         server.faults.clear()
         await until(server.events)
@@ -129,7 +144,7 @@ def test_the_memory_of_what_was_said_is_bounded():
     throttle = Throttle()
     for number in range(10_000):
         throttle.due(f"pod {number}", ("r",), float(number * 10))
-    assert len(throttle._said) <= 2048 and len(throttle._objects) <= 2048
+    assert len(throttle._reports) <= 2048 and len(throttle._objects) <= 2048
 
 
 # --- eviction ---------------------------------------------------------------------------------------------------------

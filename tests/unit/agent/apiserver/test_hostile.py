@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 from agent.apiserver import Access, KubeCluster
 from agent.apiserver import watch as watch_module
-from agent.apiserver.events import EventSender
 from agent.apiserver.watch import PodWatch
-from agent.apiserver.wire import Api, ApiError, path_of
+from agent.apiserver.wire import Api
 from gigaslice.kube.decode import Gone, parse_pod
+from gigaslice.kubeapi.events import NODE_RATES, EventRecorder
+from gigaslice.kubeapi.failures import ApiFailure, object_path
 from gigaslice.model import ContainerKind, Pod, PodContainer
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.kubeapi.reading import change_of, listed
@@ -204,7 +205,7 @@ def flood(start, piece):
     (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2000),
 ], ids=["length", "chunks", "head", "interim"])  # fmt: skip
 def test_an_answer_is_read_no_further_than_its_bound(start, piece):
-    with serving(lambda target: flood(start, piece)) as server, pytest.raises(ApiError):
+    with serving(lambda target: flood(start, piece)) as server, pytest.raises(ApiFailure):
         asyncio.run(Api(server.access).request("GET", "/"))
     assert server.sent < 16 << 20, "the bound is 1 MiB; the rest is what lay in the sockets"
 
@@ -466,7 +467,7 @@ def changed(document, place, value):
 def check(pod):
     """What every reader of a pod may rely on."""
     assert all(isinstance(one, str) and one for one in (pod.namespace, pod.name, pod.uid, pod.phase))
-    assert path_of(pod.namespace, pod.name) == f"/{pod.namespace}/{pod.name}"
+    assert object_path(pod.namespace, pod.name) == f"/{pod.namespace}/{pod.name}"
     assert isinstance(pod.controlled, bool) and isinstance(pod.ending, bool)
     assert all(isinstance(key, str) and isinstance(value, str) for key, value in pod.annotations.items())
     for one in pod.containers:
@@ -529,11 +530,12 @@ def test_what_cannot_be_a_segment_is_not_sent(name):
 
 def test_events_of_a_pod_without_a_proper_name_end_nothing(capsys):
     async def main(server):
-        sender = EventSender(Api(server.access), "node-a", pause=0.001)
-        task = asyncio.ensure_future(sender.run())
-        sender.say(Pod("..", "p", "u-1"), "Normal", "R", "x")
-        sender.say(Pod("team", "p\udcff", "u-2", containers=(PodContainer("c"),)), "Normal", "R", "x")
-        sender.say(Pod("team", "good", "u-3"), "Warning", "R", "a \x1b[31mred\x1b[0m\n\u202elie \udcff")
+        api = Api(server.access)
+        recorder = EventRecorder(api, "node", "node-a", NODE_RATES, pause=100)
+        task, event = asyncio.ensure_future(recorder.run()), KubeCluster(api, "node-a", events=recorder).event
+        event(Pod("..", "p", "u-1"), "Normal", "R", "x")
+        event(Pod("team", "p\udcff", "u-2", containers=(PodContainer("c"),)), "Normal", "R", "x")
+        event(Pod("team", "good", "u-3"), "Warning", "R", "a \x1b[31mred\x1b[0m\n\u202elie \udcff")
         while not any("team" in target for target in server.targets) and not task.done():
             await asyncio.sleep(0.01)
         assert not task.done(), task

@@ -7,8 +7,8 @@ import pytest
 
 from agent.apiserver.pod_reader import SILENT_SECONDS, PodReader
 from agent.apiserver.watch import PodWatch
-from agent.apiserver.wire import ApiError
 from gigaslice.kube.decode import Gone, parse_pod
+from gigaslice.kubeapi.failures import ApiFailure
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import pod_document
 
@@ -89,7 +89,7 @@ def test_a_server_that_has_not_answered_is_asked_after_pauses_and_hardly_waited_
 
 
 @pytest.mark.parametrize(
-    "error", [ApiError("429 too many", 429), ApiError("500", 500), ValueError("garbage"), Gone()]
+    "error", [ApiFailure("429 too many", 429), ApiFailure("500", 500), ValueError("garbage"), Gone()]
 )
 def test_an_answer_that_is_no_use_is_not_asked_for_again_at_once(place, error):
     async def story():
@@ -103,7 +103,7 @@ def test_an_answer_that_is_no_use_is_not_asked_for_again_at_once(place, error):
 
 def test_what_the_server_asks_for_is_kept_to(place):
     async def story():
-        await place.failing(ApiError("429", 429, retry_after=30.0))
+        await place.failing(ApiFailure("429", 429, retry_after=30.0))
         place.now += 29.0
         assert await place.reader.read(1.0) is None
         assert len(place.watch.lists) == 1
@@ -145,7 +145,7 @@ def test_a_late_failure_counts_once(place):
     async def story():
         await place.failing()
         again = place.reader._again
-        place.watch.lists[0].set_exception(ApiError("reset", 0))
+        place.watch.lists[0].set_exception(ApiFailure("reset", 0))
         await asyncio.sleep(0.02)
         assert (place.reader._failures, place.reader._again) == (1, again)
 

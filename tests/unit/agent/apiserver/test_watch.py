@@ -7,7 +7,8 @@ import pytest
 
 from agent.apiserver import KubeCluster, find_access
 from agent.apiserver.watch import PodWatch
-from agent.apiserver.wire import Api, ApiError
+from agent.apiserver.wire import Api
+from gigaslice.kubeapi.failures import ApiFailure
 from tests.fakes.eventually import run_beside, until
 from tests.fakes.kubeapi import NODE, ApiServer, pod_document
 
@@ -172,7 +173,7 @@ def test_a_server_that_starts_and_refuses_every_client_is_not_believed_at_once(s
             (403, False),
             (403, True),
         ):
-            watch._failed(ApiError("as the test wants it", status))
+            watch._failed(ApiFailure("as the test wants it", status))
             assert watch.refused is refused
         server.drop_watches()
         await until(lambda: watch.synced)
@@ -183,7 +184,7 @@ def test_a_server_that_starts_and_refuses_every_client_is_not_believed_at_once(s
 
 def test_a_server_that_never_let_us_in_is_believed_at_once(server, tmp_path):
     watch = PodWatch(Api(find_access(server.kubeconfig(tmp_path), "")[0]), "node-a")
-    watch._failed(ApiError("as the test wants it", 403))
+    watch._failed(ApiFailure("as the test wants it", 403))
     assert watch.refused
 
 
@@ -213,7 +214,7 @@ def test_a_token_that_no_header_can_carry_ends_nothing_and_is_never_shown(server
         await until(lambda: watch._failures > 1)
         assert not task.done()
         task.cancel()
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(ApiFailure) as caught:
             await Api(access).request("GET", "/api/v1/pods")
         assert caught.value.__cause__ is None and caught.value.__suppress_context__
         return str(caught.value)
