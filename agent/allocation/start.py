@@ -18,7 +18,7 @@ from agent.persistence.store import Store
 from gigaslice.allocation.consumer import Consumer
 from gigaslice.allocation.table import Allocation
 
-__all__ = ["StartBlocker", "StartGate"]
+__all__ = ["StartBlocker", "StartChecks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class StartBlocker:
     dataset: bool = False
 
 
-class StartGate:
+class StartChecks:
     """Tells what a start waits for, as of now."""
 
     def __init__(
@@ -39,7 +39,7 @@ class StartGate:
         cluster: Cluster,
         datasets: StartCondition | None = None,
     ) -> None:
-        """Initializes the gate.
+        """Initializes it.
 
         Args:
             store: The allocation table on disk.

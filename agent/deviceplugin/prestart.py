@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from agent.allocation.start import StartBlocker, StartGate
+from agent.allocation.start import StartBlocker, StartChecks
 from agent.apiserver import Cluster
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.settlement import Settlement
@@ -46,7 +46,7 @@ class StartDecider:
     def __init__(
         self,
         store: Store,
-        gate: StartGate,
+        checks: StartChecks,
         settlement: Settlement,
         cluster: Cluster,
         *,
@@ -57,7 +57,7 @@ class StartDecider:
 
         Args:
             store: The allocation table on disk.
-            gate: Tells what an allocation waits for.
+            checks: Tells what an allocation waits for.
             settlement: Decides undecided allocations.
             cluster: The pods of this node.
             events: Sends what is waited for to the pod.
@@ -65,7 +65,7 @@ class StartDecider:
         """
         self.waiting = 0
         self._store = store
-        self._gate = gate
+        self._checks = checks
         self._settlement = settlement
         self._cluster = cluster
         self._events = events
@@ -102,7 +102,7 @@ class StartDecider:
                 self._store.ensure(allocation)
             blocker = await self._wait_until_ready(allocations[0].id, remaining)
             if blocker is None:  # and not before: what was decided while waiting must be on the disk, too
-                blocker = None if await self._gate.recorded(allocations[0].id) else StartBlocker(_TAKEN)
+                blocker = None if await self._checks.recorded(allocations[0].id) else StartBlocker(_TAKEN)
         except GigasliceError as error:
             self._log.error("start decision failed", detail=str(error))
             return StartBlocker(str(error))
@@ -162,7 +162,7 @@ class StartDecider:
         if allocation.origin.undecided:
             text = await self._settlement.blocker(allocation)
             return None if text is None else StartBlocker(text)
-        return await self._gate.blocker(allocation)
+        return await self._checks.blocker(allocation)
 
     def _report(self, allocation_id: str, blocker: StartBlocker) -> None:
         allocation = self._store.table.find(allocation_id)

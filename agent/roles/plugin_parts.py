@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from agent.allocation.dataset_gate import DatasetGate, NoDatasetGate
 from agent.allocation.service import AllocationService
-from agent.allocation.start import StartGate
+from agent.allocation.start import StartChecks
 from agent.apiserver import Cluster
 from agent.config import Config
 from agent.deviceplugin.admission import AdmissionResolver
@@ -157,8 +157,8 @@ class PluginBuilder:
     ) -> StartDecider:
         settler = Settler(self._store, allocator)
         settlement = Settlement(self._store, settler, allocator, self._cluster, events)
-        gate = StartGate(self._store, allocator.service, self._cluster, self._datasets)
-        return StartDecider(self._store, gate, settlement, self._cluster, events=events, blocked=allocated)
+        checks = StartChecks(self._store, allocator.service, self._cluster, self._datasets)
+        return StartDecider(self._store, checks, settlement, self._cluster, events=events, blocked=allocated)
 
     def _allocator(self, gpus: GpusNow, resource: str, *, whole: bool = False) -> DeviceAllocator:
         config = self._config

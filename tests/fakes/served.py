@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from agent.allocation.dataset_gate import StartCondition
-from agent.allocation.start import StartGate
+from agent.allocation.start import StartChecks
 from agent.apiserver import Cluster, NoCluster
 from agent.deviceplugin.admission import AdmissionResolver
 from agent.deviceplugin.device_allocator import DeviceAllocator
@@ -95,8 +95,8 @@ def start_decider(
 ) -> StartDecider:
     """The start decision as the node agent joins it."""
     settlement = Settlement(store, Settler(store, allocator), allocator, cluster, events)
-    gate = StartGate(store, allocator.service, cluster, datasets)
-    return StartDecider(store, gate, settlement, cluster, events=events, blocked=blocked)
+    checks = StartChecks(store, allocator.service, cluster, datasets)
+    return StartDecider(store, checks, settlement, cluster, events=events, blocked=blocked)
 
 
 def poller_of(

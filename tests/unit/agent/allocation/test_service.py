@@ -12,7 +12,7 @@ from agent.accounting.auditor import Auditor
 from agent.accounting.overuse import OverusePolicy
 from agent.allocation.request import AllocationRequest, ImpossibleError
 from agent.allocation.service import AllocationService
-from agent.allocation.start import StartGate
+from agent.allocation.start import StartChecks
 from agent.deviceplugin.records import DevicePluginRecords
 from agent.inventory.holder import InventoryHolder
 from agent.limits.manager import LimitChange, LimitsManager, ResizeOutcome
@@ -143,9 +143,9 @@ def test_it_is_allocated_started_resized_audited_and_released(node, monkeypatch)
     assert made.quota() == {uuid(0): 8 * GIB}
     assert made.name == "ns/a/c0, ns/b/c0"
     assert node.store.dirs.problem(made) is None
-    gate = StartGate(node.store, node.service, node.cluster)
-    assert asyncio.run(gate.blocker(made)) is None
-    assert asyncio.run(gate.recorded(made.id))
+    checks = StartChecks(node.store, node.service, node.cluster)
+    assert asyncio.run(checks.blocker(made)) is None
+    assert asyncio.run(checks.recorded(made.id))
     outcome = node.limits.resize(LimitChange("ns", "b", memory=12 * GIB))
     assert isinstance(outcome, ResizeOutcome) and outcome.after.quota() == {uuid(0): 12 * GIB}
     assert node.store.reading(made.id).limits == {uuid(0): 12 * GIB}
