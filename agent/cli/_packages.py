@@ -14,9 +14,7 @@ __all__ = ["EXTRAS", "need", "remedy"]
 EXTRAS = {
     "aiohttp": "cluster",
     "cryptography": "cluster",
-    "httptools": "cluster",
     "orjson": "cluster",
-    "uvloop": "cluster",
     "blake3": "dataset",
     "obstore": "dataset",
 }

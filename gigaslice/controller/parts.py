@@ -23,7 +23,6 @@ from gigaslice.controller.page_hosts import PageHosts
 from gigaslice.controller.pod_notices import Notices
 from gigaslice.controller.waiting_pods import WaitingPods
 from gigaslice.controller.web_page import page_routes
-from gigaslice.controller.web_servers import serve
 from gigaslice.controller.work_queue import RateLimit
 from gigaslice.kube.event import Regarding
 from gigaslice.kubeapi.client import KubeClient
@@ -36,6 +35,7 @@ from gigaslice.runtime.http_server import endpoints
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.metrics import Values
 from gigaslice.runtime.tasks import all_of
+from gigaslice.runtime.web_servers import serve
 from gigaslice.runtime.yielding import in_pieces
 from gigaslice.views.collect import WaitingSince, picture_steps
 from gigaslice.views.move_lines import move_lines

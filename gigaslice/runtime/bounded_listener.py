@@ -153,16 +153,11 @@ class BoundedListener:
 
     async def serve(self, connection: OpenConnection, accepted: socket.socket) -> None:
         """Brings a connection to its protocol. Ends it where that takes too long."""
-        try:
+        make = lambda: cast(_Link, connection.at).protocol(self._make())  # noqa: E731
+        with contextlib.suppress(OSError):  # errors of TLS, too
             await _readable(accepted)
             await self._place(connection)
-            make = lambda: cast(_Link, connection.at).protocol(self._make())  # noqa: E731
             await asyncio.get_running_loop().connect_accepted_socket(make, accepted, ssl=self._context)
-        except BaseException as error:
-            accepted.close()
-            self.closed(connection, None)
-            if not isinstance(error, OSError | ssl.SSLError | asyncio.CancelledError):
-                raise
 
     async def _place(self, connection: OpenConnection) -> None:
         """Waits for a place among the unasked."""
@@ -239,7 +234,9 @@ class _Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._protocol: asyncio.Protocol | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._accepted = accepted
         self.task = asyncio.get_running_loop().create_task(listener.serve(connection, accepted))
+        self.task.add_done_callback(self._served)
         self.hurry()
 
     def protocol(self, protocol: asyncio.Protocol) -> asyncio.Protocol:
@@ -265,6 +262,14 @@ class _Link(asyncio.Protocol):
             self._transport.abort()
         else:
             self.task.cancel()
+
+    def _served(self, _: asyncio.Task[None]) -> None:
+        """Cleans up after a connection that has no protocol, even where its task was cancelled before it began."""
+        if self._transport is None:
+            self.rest()
+            self._accepted.close()
+            self._listener.closed(self._connection, None)
+            self._connection.at = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The handshake is through."""

@@ -1,6 +1,6 @@
 """What the service answers over HTTP: the four verbs of an extender, two probes, metrics.
 
-All but a binding and the metrics are answered at once, from memory. `http_front` carries it.
+All but a binding and the metrics are answered at once, from memory.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from aiohttp import web
+
 from gigaslice.errors import InputError
 from gigaslice.scheduler.binding import Binder
 from gigaslice.scheduler.election import Election
-from gigaslice.scheduler.http_front import PLAIN, HttpReply, Work
 from gigaslice.scheduler.metrics import CONTENT_TYPE, SchedulerMetrics
 from gigaslice.scheduler.placer import Placer
 from gigaslice.scheduler.protocol import BindRequest, PodRequest, PreemptRequest, encode, scores_reply
@@ -52,37 +53,35 @@ class HttpApi:
         self._election = election
         self._clock = clock
 
-    def routes(self) -> dict[tuple[bytes, bytes], Work]:
+    def routes(self) -> list[web.RouteDef]:
         """Returns what answers, by method and path."""
-        return {
-            (b"POST", b"/scheduler/filter"): self._verb("filter", self._filter),
-            (b"POST", b"/scheduler/prioritize"): self._verb("prioritize", self._prioritize),
-            (b"POST", b"/scheduler/preempt"): self._verb("preempt", self._preempt),
-            (b"POST", b"/scheduler/bind"): self._bind,
-            (b"GET", b"/healthz"): lambda _: _text(200, "ok"),
-            (b"GET", b"/readyz"): self._readyz,
-            (b"GET", b"/metrics"): self._show_metrics,
-        }
+        return [
+            web.post("/scheduler/filter", self._verb("filter", self._filter)),
+            web.post("/scheduler/prioritize", self._verb("prioritize", self._prioritize)),
+            web.post("/scheduler/preempt", self._verb("preempt", self._preempt)),
+            web.post("/scheduler/bind", self._bind),
+            web.get("/healthz", self._healthz),
+            web.get("/readyz", self._readyz),
+            web.get("/metrics", self._show_metrics),
+        ]
 
-    def _verb(self, verb: str, work: Callable[[bytes], object]) -> Work:
-        def decide(body: bytes) -> HttpReply:
+    def _verb(
+        self, verb: str, decide: Callable[[bytes], object]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            body = await request.read()
+            reason = self._unready()
+            if reason is None and self._election is not None and not self._election.decides():
+                reason = await self._refusal()
+            if reason is not None:
+                return _text(503, reason)
             begun = self._clock()
             try:
-                return HttpReply(200, encode(work(body)))
+                return _json(decide(body))
             except InputError as error:
                 return _text(400, str(error))
             finally:
                 self._metrics.took(verb, self._clock() - begun)
-
-        async def decide_later(body: bytes) -> HttpReply:
-            reason = await self._refusal()
-            return decide(body) if reason is None else _text(503, reason)
-
-        def handle(body: bytes) -> HttpReply | Awaitable[HttpReply]:
-            reason = self._unready()
-            if reason is not None:
-                return _text(503, reason)
-            return decide(body) if self._election is None or self._election.decides() else decide_later(body)
 
         return handle
 
@@ -117,26 +116,34 @@ class HttpApi:
         request = PreemptRequest.decode(body)
         return request.reply(self._placer.preempt(request.pod, request.victims, self._clock()))
 
-    async def _bind(self, body: bytes) -> HttpReply:
+    async def _bind(self, request: web.Request) -> web.Response:
+        body = await request.read()
         reason = await self._refusal()
         if reason is not None:
             return _text(503, reason)
         begun = self._clock()
         try:
-            return HttpReply(200, encode({"Error": await self._binder.bind(BindRequest.decode(body))}))
+            return _json({"Error": await self._binder.bind(BindRequest.decode(body))})
         except InputError as error:
             return _text(400, str(error))
         finally:
             self._metrics.took("bind", self._clock() - begun)
 
-    def _readyz(self, _: bytes) -> HttpReply:
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return _text(200, "ok")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
         reason = self._unready()
         return _text(200, "ok") if reason is None else _text(503, reason)
 
-    async def _show_metrics(self, _: bytes) -> HttpReply:
-        render = self._metrics.prepare()
-        return HttpReply(200, await asyncio.to_thread(render), CONTENT_TYPE)
+    async def _show_metrics(self, _: web.Request) -> web.Response:
+        body = await asyncio.to_thread(self._metrics.prepare())
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 
-def _text(status: int, text: str) -> HttpReply:
-    return HttpReply(status, f"{text}\n".encode(), PLAIN)
+def _json(document: object) -> web.Response:
+    return web.Response(body=encode(document), content_type="application/json")
+
+
+def _text(status: int, text: str) -> web.Response:
+    return web.Response(status=status, text=f"{text}\n")

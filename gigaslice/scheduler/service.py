@@ -33,17 +33,18 @@ from gigaslice.kubeapi.dataset_paths import DATASET_NODES_PATH, DATASETS_PATH
 from gigaslice.kubeapi.informer import Informer
 from gigaslice.model import Pod
 from gigaslice.runtime import logs
-from gigaslice.runtime.event_loop import run_quickly
+from gigaslice.runtime.bounded_listener import BoundedListener
+from gigaslice.runtime.connection_bounds import ConnectionBounds
 from gigaslice.runtime.http_server import endpoints
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.metrics import Values
 from gigaslice.runtime.role_start import set_at_signals, start_log
 from gigaslice.runtime.tasks import run_together
+from gigaslice.runtime.web_servers import served
 from gigaslice.scheduler.binding import Binder
 from gigaslice.scheduler.datasets import DatasetIndex
 from gigaslice.scheduler.election import STRATEGIC_PATCH, Election
 from gigaslice.scheduler.http_api import HttpApi
-from gigaslice.scheduler.http_front import HttpFront
 from gigaslice.scheduler.metrics import METRICS, SchedulerMetrics
 from gigaslice.scheduler.placer import Placer
 from gigaslice.scheduler.settings import SchedulerSettings
@@ -56,7 +57,8 @@ _PATIENCE_SECONDS = 0.3  # for kube-scheduler to try a pod by itself after a cha
 _MOST_WOKEN = 20
 _EXPIRE_SECONDS = 0.25
 _LEAVE_SECONDS = 5.0
-_MOST_BYTES = 512 << 20  # of a request: five thousand whole nodes
+_MOST_BODY = 512 << 20  # five thousand whole nodes
+_BOUNDS = ConnectionBounds(held_bytes=_MOST_BODY + (64 << 20))
 _CONDITION = "gigaslice.io/GPUsAvailable"
 
 
@@ -123,7 +125,7 @@ class SchedulerService:
             datasets.drop_node,
             optional=True,
         )
-        self._front: HttpFront | None = None
+        self.listener: BoundedListener | None = None
         self.election = self._election(units) if settings.leader_lease else None
         self.api = HttpApi(
             self.placer,
@@ -156,10 +158,15 @@ class SchedulerService:
             unbound=lambda: [pod for pod in self.pods.values if not pod.node],
             put=put,
             overtaken=lambda: placer.overtaken(time.monotonic()),
-            connected=lambda: self._front is not None and self._front.connected,
+            connected=lambda: self.connected,
         )
         binder.lead_seconds = lambda: found.seconds_left
         return found
+
+    @property
+    def connected(self) -> bool:
+        """Whether any client has a connection."""
+        return self.listener is not None and bool(self.listener.table.everyone())
 
     def unready(self) -> str | None:
         """Returns why kube-scheduler is not answered now."""
@@ -194,16 +201,14 @@ class SchedulerService:
         )
 
     async def _serve(self, stop: asyncio.Event) -> None:
-        front = self._front = HttpFront(self.api.routes(), _MOST_BYTES)
         address = self._settings.listen_address
         host, port = address if address is not None else ("127.0.0.1", 0)
-        try:
-            self.port = await front.start(host, port)
+        async with served(self.api.routes(), bounds=_BOUNDS, most_body=_MOST_BODY) as listener:
+            self.listener = listener
+            ((_, self.port), *_) = await listener.start(host, port)
             self._log.info("serving", address=host or "*", port=self.port)
             await stop.wait()
             await self.binder.settle(_LEAVE_SECONDS)
-        finally:
-            await front.close(_LEAVE_SECONDS)
 
     async def _settle(self) -> None:
         for one in (self.nodes, self.pods, self.classes):
@@ -272,7 +277,7 @@ def run(settings: SchedulerSettings, version: str) -> None:
     if access is None:
         raise MissingError(f"no access to the API server: {whence}")
     log.info("starting", version=version, server=str(access), credentials=whence)
-    run_quickly(_run(settings, access, version))
+    asyncio.run(_run(settings, access, version))
     log.info("stopped")
 
 

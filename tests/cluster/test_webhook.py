@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gigaslice.controller.web_servers import served as served_by
 from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
+from gigaslice.runtime.web_servers import served as served_by
 from gigaslice.webhook.rotation import WebhookCertificates
 from gigaslice.webhook.server import routes
 from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, free_port, until

@@ -1,6 +1,7 @@
 """What the service answers to requests that no kube-scheduler sends, to large ones, and to two schedulers at once."""
 
 import asyncio
+import contextlib
 import io
 import json
 
@@ -88,3 +89,26 @@ def test_the_pods_of_two_profiles_share_the_gpus():
             assert (status, fits) == (200, ["a"] if name != "r" else [])
 
     answered(story, node("a", gpus=2))
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /scheduler/filter HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"])
+def test_a_flood_of_connections_takes_no_request_of_kube_scheduler(sent):
+    async def story(service, send):
+        body = {"Pod": asking("p", 8), "NodeNames": ["a"]}
+        writers, answers = [], []
+        for number in range(800):
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(
+                    "127.0.0.1", service.port, local_addr=("127.0.0.2", 0)
+                )
+                writer.write(sent)
+                writers.append(writer)
+            if number % 80 == 79:
+                answers.append((await send("filter", body))[0])
+        kept = len(service.listener.table.everyone())
+        for writer in writers:
+            writer.transport.abort()
+        assert answers == [200] * 10
+        assert kept <= 512 + 256 + 2
+
+    answered(story, node("a"))

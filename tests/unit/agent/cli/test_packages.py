@@ -96,7 +96,7 @@ def test_a_command_without_its_packages_says_what_installs_them(tmp_path: Path) 
         ("controller", "orjson"),
         ("dataset", "blake3"),
         ("dataset", "obstore"),
-        ("scheduler", "httptools"),
+        ("scheduler", "aiohttp"),
     ],
 )
 def test_a_role_that_lacks_one_package_does_not_start(command: str, package: str) -> None:

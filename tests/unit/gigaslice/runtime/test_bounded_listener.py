@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import errno
 import socket
 import ssl
-import sys
 
 import pytest
 from aiohttp import web
 
-from gigaslice.controller.web_servers import served
-from gigaslice.runtime import event_loop
+from gigaslice.runtime import bounded_listener
 from gigaslice.runtime.bounded_listener import BoundedListener
 from gigaslice.runtime.connection_bounds import ConnectionBounds, ConnectionState
+from gigaslice.runtime.web_servers import served
 from gigaslice.webhook.certificates import issue_certificates
 
 SMALL = ConnectionBounds(silent=20, unasked=6, kept=4, seconds=20.0, grace=0.05, held_bytes=200_000)
@@ -23,11 +23,8 @@ REQUEST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
 FLOOD = 60
 
 
-@pytest.fixture(params=["uvloop", "asyncio"])
-def run(request, monkeypatch):
-    if request.param == "asyncio":
-        monkeypatch.setitem(sys.modules, "uvloop", None)
-    return lambda story: event_loop.run_quickly(asyncio.wait_for(story, 60))
+def run(story):
+    return asyncio.run(asyncio.wait_for(story, 60))
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +81,7 @@ def counts(listener):
 @pytest.mark.parametrize(
     "said", ["nothing", "a byte", "half a hello", "a hello", "a handshake", "half a head", "half a body"]
 )
-def test_a_flood_keeps_nobody_out(run, certified, said):
+def test_a_flood_keeps_nobody_out(certified, said):
     server, client = certified
     first = hello()
     plain = {"nothing": b"", "a byte": first[:1], "half a hello": first[:100], "a hello": first}
@@ -120,7 +117,7 @@ def test_a_flood_keeps_nobody_out(run, certified, said):
     assert left == [0, 0, 0] and held == 0
 
 
-def test_who_is_given_a_place_and_loses_it_at_once_stops_nobody(run):
+def test_who_is_given_a_place_and_loses_it_at_once_stops_nobody():
     """As on a machine that is slower than the time that a place is kept: all that wait pass through the places."""
 
     async def story():
@@ -145,7 +142,7 @@ def test_who_is_given_a_place_and_loses_it_at_once_stops_nobody(run):
     assert reply.endswith(b"ok")
 
 
-def test_honest_clients_that_come_at_once_wait_in_turn(run, certified):
+def test_honest_clients_that_come_at_once_wait_in_turn(certified):
     """More of them than have a place are not ended for each other."""
     server, client = certified
 
@@ -158,7 +155,7 @@ def test_honest_clients_that_come_at_once_wait_in_turn(run, certified):
 
 
 @pytest.mark.parametrize("said", [b"", b"P", REQUEST, REQUEST + b"\r\no"])
-def test_who_does_not_ask_in_time_is_let_go(run, said):
+def test_who_does_not_ask_in_time_is_let_go(said):
     async def story():
         async with site(bounds=ConnectionBounds(seconds=0.2)) as (listener, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -171,7 +168,7 @@ def test_who_does_not_ask_in_time_is_let_go(run, said):
     assert run(story()) == [0, 0, 0]
 
 
-def test_a_second_request_has_no_longer(run):
+def test_a_second_request_has_no_longer():
     async def story():
         async with site(bounds=ConnectionBounds(seconds=0.2)) as (_, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -186,7 +183,7 @@ def test_a_second_request_has_no_longer(run):
     run(story())
 
 
-def test_large_requests_have_one_bound_for_all(run):
+def test_large_requests_have_one_bound_for_all():
     async def story():
         head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
         writers = []
@@ -205,11 +202,89 @@ def test_large_requests_have_one_bound_for_all(run):
     assert run(story()).endswith(b"ok")
 
 
-def test_a_port_that_is_taken_is_said_and_nothing_stays_open(run):
+def test_a_port_that_is_taken_is_said_and_nothing_stays_open():
     async def story():
         with socket.create_server(("127.0.0.1", 0)) as taken:
             listener = BoundedListener(asyncio.Protocol, SMALL)
             with pytest.raises(OSError, match="in use"):
                 await listener.start("127.0.0.1", taken.getsockname()[1])
+            assert listener._sockets == []
+
+    run(story())
+
+
+class Connected(asyncio.Protocol):
+    """Notes the transport of each connection."""
+
+    def __init__(self, transports):
+        self.transports = transports
+
+    def connection_made(self, transport):
+        self.transports.append(transport)
+
+
+async def connected(port, transports, host="127.0.0.1"):
+    """The options of a new connection on the side of the server: whether the peer is probed, and bytes sent at once."""
+    with socket.create_connection((host, port)) as client:
+        client.sendall(b"x")
+        while not transports:
+            await asyncio.sleep(0.01)
+        accepted = transports[0].get_extra_info("socket")
+        options = [
+            accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+            accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),
+        ]
+        transports.pop().close()
+    return options
+
+
+def test_a_connection_sends_at_once_and_notices_a_client_that_is_gone():
+    async def story():
+        transports = []
+        listener = BoundedListener(lambda: Connected(transports), SMALL)
+        ((_, port),) = await listener.start("127.0.0.1", 0)
+        assert await connected(port, transports) == [1, 1]
+        await listener.close()
+
+    run(story())
+
+
+def test_without_a_host_every_address_is_listened_on():
+    async def story():
+        transports = []
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        listener = BoundedListener(lambda: Connected(transports), SMALL)
+        addresses = await listener.start(None, port)
+        assert {number for _, number in addresses} == {port}
+        await connected(port, transports)
+        if len(addresses) > 1:
+            await connected(port, transports, "::1")
+        await listener.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+
+    run(story())
+
+
+def test_too_many_open_files_are_waited_out_without_a_busy_loop(monkeypatch):
+    monkeypatch.setattr(bounded_listener, "_RETRY_SECONDS", 0.2)
+
+    async def story():
+        transports, tries = [], []
+        real = socket.socket.accept
+
+        def accept(listening):
+            tries.append(1)
+            if len(tries) < 3:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return real(listening)
+
+        listener = BoundedListener(lambda: Connected(transports), SMALL)
+        ((_, port),) = await listener.start("127.0.0.1", 0)
+        monkeypatch.setattr(socket.socket, "accept", accept)
+        await connected(port, transports)
+        assert 3 <= len(tries) < 8
+        await listener.close()
 
     run(story())

@@ -84,7 +84,7 @@ def test_at_its_end_it_waits_for_bindings_that_are_being_written(
     waited: list[float] = []
 
     async def settle(seconds: float) -> None:
-        assert service._front is not None and service._front.connected is False
+        assert service.listener is not None and service.connected is False
         waited.append(seconds)
 
     monkeypatch.setattr(service.binder, "settle", settle)

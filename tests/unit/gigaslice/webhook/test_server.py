@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gigaslice.controller.web_servers import runner_of
+from gigaslice.runtime.web_servers import runner_of
 from gigaslice.webhook.server import routes
 from tests.unit.gigaslice.webhook.pods import facts, h100, pod
 from tests.unit.gigaslice.webhook.test_decisions import question

@@ -1,6 +1,7 @@
-"""The controller's HTTP servers beside metrics and probes: the web page, and by TLS the admission webhook.
+"""HTTP servers of the cluster's roles beside metrics and probes: the scheduler's extender, the web page, the webhook.
 
-An address that cannot be bound is logged and tried again, as for the metrics: the rest of the controller works without.
+aiohttp parses and answers. Connections come from a `BoundedListener`, so that nobody who floods a port keeps others
+out, and a request is read as a whole before anything is done about it.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ _LEAVE_SECONDS = 5.0  # for requests to be answered at the end
 _CLOSE = {"Connection": "close"}
 
 
-def runner_of(routes: Sequence[web.RouteDef], *middlewares: Middleware) -> web.AppRunner:
+def runner_of(
+    routes: Sequence[web.RouteDef], *middlewares: Middleware, most_body: int = _MOST_BODY
+) -> web.AppRunner:
     """Returns what answers by ROUTES, to be set up and given an address.
 
     A body is taken as it comes and never unpacked: a small one could become a large one.
     """
-    application = web.Application(client_max_size=_MOST_BODY, middlewares=middlewares)
+    application = web.Application(client_max_size=most_body, middlewares=middlewares)
     application.add_routes(routes)
     logger = logging.Logger("aiohttp.server", logging.WARNING)
     logger.addHandler(_Failures())
@@ -70,7 +73,7 @@ async def serve(
     context: ssl.SSLContext | None = None,
     bounds: ConnectionBounds = ConnectionBounds(),  # noqa: B008  (frozen)
 ) -> None:
-    """Serves ROUTES until cancelled.
+    """Serves ROUTES until cancelled. An address that cannot be bound is logged and tried again.
 
     Args:
         name: For the log.
@@ -98,8 +101,9 @@ async def served(
     routes: Sequence[web.RouteDef],
     context: ssl.SSLContext | None = None,
     bounds: ConnectionBounds = ConnectionBounds(),  # noqa: B008  (frozen)
+    most_body: int = _MOST_BODY,
 ) -> AsyncIterator[BoundedListener]:
-    """What answers by ROUTES, to be started at an address."""
+    """What answers by ROUTES, to be started at an address. At the end, requests have some seconds to be answered."""
 
     @web.middleware
     async def in_turn(
@@ -122,7 +126,7 @@ async def served(
         finally:
             listener.answered(request.transport)
 
-    runner = runner_of(routes, in_turn)
+    runner = runner_of(routes, in_turn, most_body=most_body)
     await runner.setup()
     listener = BoundedListener(cast(Callable[[], asyncio.Protocol], runner.server), bounds, context)
     try:
