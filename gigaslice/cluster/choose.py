@@ -12,9 +12,9 @@ from dataclasses import replace
 from itertools import combinations
 
 from gigaslice.cluster.hardware import NOTHING, GpuRoom, NodeRoom, Taken
-from gigaslice.cluster.problem import Block, Problem
+from gigaslice.cluster.problem import ContainerBlock, NodeProblem
 from gigaslice.cluster.search import Assigned, Matcher, take
-from gigaslice.cluster.shortcuts import quick_fits
+from gigaslice.cluster.sequential_ranking import ranking_of
 from gigaslice.model import NodeState, Placement, Request
 from gigaslice.placement import Policy, place
 from gigaslice.placement.tree import bits
@@ -22,13 +22,16 @@ from gigaslice.placement.tree import bits
 __all__ = ["choose_gpus", "fits"]
 
 
-def fits(problem: Problem, room: NodeRoom) -> bool:
+def fits(problem: NodeProblem, room: NodeRoom) -> bool:
     """Whether all containers of a pod fit into the room together."""
     if problem.never is not None:
         return False
-    quick = quick_fits(problem, room)
-    if quick is not None:
-        return quick
+    ranking = ranking_of(problem)
+    if ranking is not None:
+        if ranking.key(room) is not None:
+            return True
+        if ranking.exact or not all(fits(alone, room) for alone in problem.alone):
+            return False
     if problem.together:
         return any(
             Matcher(problem.hardware, problem.blocks, gpus).solve(0, room) is not None
@@ -37,7 +40,7 @@ def fits(problem: Problem, room: NodeRoom) -> bool:
     return Matcher(problem.hardware, problem.blocks).solve(0, room) is not None
 
 
-def choose_gpus(problem: Problem, room: NodeRoom, policy: Policy = Policy.GAIA) -> Assigned | None:
+def choose_gpus(problem: NodeProblem, room: NodeRoom, policy: Policy = Policy.GAIA) -> Assigned | None:
     """Returns what each container gets, by block; None where they do not fit together."""
     if problem.never is not None:
         return None
@@ -51,7 +54,7 @@ def choose_gpus(problem: Problem, room: NodeRoom, policy: Policy = Policy.GAIA) 
     return None
 
 
-def _choose(problem: Problem, room: NodeRoom, within: int, policy: Policy) -> Assigned | None:
+def _choose(problem: NodeProblem, room: NodeRoom, within: int, policy: Policy) -> Assigned | None:
     matcher = Matcher(problem.hardware, problem.blocks, within)
     chosen: list[tuple[Taken, ...]] = []
     before: list[NodeRoom] = []
@@ -97,7 +100,7 @@ def _given_back(before: NodeRoom, after: NodeRoom) -> NodeRoom:
 
 
 def _placed(
-    problem: Problem, block: Block, room: NodeRoom, within: int, policy: Policy
+    problem: NodeProblem, block: ContainerBlock, room: NodeRoom, within: int, policy: Policy
 ) -> tuple[Taken, ...] | None:
     """Returns where placement puts a container; None where that finds nothing."""
     hardware = problem.hardware
@@ -126,7 +129,7 @@ def _place_on(state: NodeState, request: Request, gpus: int, policy: Policy) -> 
     return [Taken(int(share.gpu), share.slices, share.cores) for share in found.shares]
 
 
-def _preferred_set(problem: Problem, room: NodeRoom, policy: Policy) -> int:
+def _preferred_set(problem: NodeProblem, room: NodeRoom, policy: Policy) -> int:
     """Returns the GPUs that an agent would choose for the first container with all others in mind; 0 for none."""
     block = problem.blocks[0]
     if problem.most == 0 or len(block.asks) != 1:
@@ -137,7 +140,7 @@ def _preferred_set(problem: Problem, room: NodeRoom, policy: Policy) -> int:
     return sum(1 << one.gpu for one in found or ())
 
 
-def _sets(problem: Problem, room: NodeRoom) -> list[int]:
+def _sets(problem: NodeProblem, room: NodeRoom) -> list[int]:
     """Returns the sets of GPUs that all containers could be on, one of each kind, in order."""
     hardware, block = problem.hardware, problem.blocks[0]
     allowed = 0

@@ -13,7 +13,7 @@ from gigaslice.classes.resource_class import ResourceClass
 from gigaslice.cluster.asked_part import asked_part
 from gigaslice.cluster.assignment import Assignment, AssignmentError
 from gigaslice.cluster.demand import ClusterUnits, PodDemand, asks_for_gpus
-from gigaslice.cluster.hardware import Hardware, HardwareKinds, NodeRoom, Tally
+from gigaslice.cluster.hardware import Hardware, HardwareKinds, NodeRoom
 from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.cluster.node_record import NodeFacts, NodeRecord
 from gigaslice.cluster.pod_holdings import (
@@ -109,11 +109,6 @@ class ClusterContents(ABC):
         """Returns what is left on the GPUs of a node, by index; empty where they are not known."""
         record = self._nodes.get(node)
         return record.current_room() if record is not None and record.problem is None else ()
-
-    def tally(self, node: str) -> Tally:
-        """Returns `room` counted."""
-        record = self._nodes.get(node)
-        return record.current_tally() if record is not None and record.problem is None else Tally.of(())
 
     def unused(self, node: str) -> bool:
         """Whether nothing holds a GPU of a node, nor will."""

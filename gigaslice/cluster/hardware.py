@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from gigaslice.allocation.host_memory import least_physical, own_view, physical_share
 from gigaslice.model import CORES_PER_GPU, Gpu, NodeState, Occupant, Share, Topology
 
-__all__ = ["NOTHING", "GpuRoom", "Hardware", "HardwareKinds", "NodeKind", "NodeRoom", "Taken", "Tally"]
+__all__ = ["NOTHING", "GpuRoom", "Hardware", "HardwareKinds", "NodeKind", "NodeRoom", "Taken"]
 
 
 class GpuRoom(NamedTuple):
@@ -43,41 +43,6 @@ NodeRoom = tuple[GpuRoom, ...]
 """One GpuRoom per GPU."""
 
 NOTHING = GpuRoom(0, 0, 0, foreign=True)
-
-
-class Tally(NamedTuple):
-    """A room counted, for questions that do not depend on which GPU is which.
-
-    Attributes:
-        idle: The set of GPUs that nothing holds.
-        full: The set of those with nothing left.
-        free: Slices left per GPU, the most first.
-        used: Slices left per GPU in use that has some left, the least first.
-    """
-
-    idle: int
-    full: int
-    free: tuple[int, ...]
-    used: tuple[int, ...]
-
-    @classmethod
-    def of(cls, room: NodeRoom) -> Tally:
-        """Counts a room without GPUs of the pod's own."""
-        idle = full = 0
-        used = []
-        for gpu, one in enumerate(room):
-            if not one.free:
-                full |= 1 << gpu
-            elif one.foreign:
-                used.append(one.free)
-            else:
-                idle |= 1 << gpu
-        return cls(
-            idle,
-            full,
-            tuple(sorted([one.free for one in room], reverse=True)),
-            tuple(sorted(used)),
-        )
 
 
 class Taken(NamedTuple):

@@ -90,9 +90,6 @@ def _least_held(state: ClusterState, name: str) -> int:
     hardware = state.hardware(name)
     if hardware is None:
         return 1 << 30
-    if hardware.one_pool:
-        used = state.tally(name).used
-        return hardware.one_pool - used[-1] if used else 1 << 29
     rows = zip(hardware.gpus, state.room(name), strict=True)
     return min((gpu.slices - room.free for gpu, room in rows if room.foreign and room.free), default=1 << 29)
 

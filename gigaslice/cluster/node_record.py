@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
-from gigaslice.cluster.hardware import NOTHING, GpuRoom, Hardware, HardwareKinds, NodeKind, NodeRoom, Tally
+from gigaslice.cluster.hardware import NOTHING, GpuRoom, Hardware, HardwareKinds, NodeKind, NodeRoom
 from gigaslice.cluster.inventory import InventoryFormatError, InventoryGpu, NodeInventory
 from gigaslice.cluster.pod_holdings import HeldShare, PodHoldings
 from gigaslice.cluster.refusal import RefusalReason
@@ -81,7 +81,6 @@ class NodeRecord:
         unread: Bound pods that cannot be read, by UID: they may hold anything here.
         masks: The GPUs of each class that has been looked at and tells nodes of one kind apart.
         room: What all of them leave; None while it has to be counted anew.
-        tally: The same counted; None while the room has to be counted anew.
     """
 
     facts: NodeFacts
@@ -102,7 +101,6 @@ class NodeRecord:
     unread: set[str] = field(default_factory=set)
     masks: dict[str, int] = field(default_factory=dict)
     room: NodeRoom | None = None
-    tally: Tally | None = None
 
     @property
     def hardware(self) -> Hardware | None:
@@ -152,15 +150,7 @@ class NodeRecord:
         """Returns what is left on its GPUs."""
         if self.room is None:
             self.room = self.room_without(())
-            self.tally = None
         return self.room
-
-    def current_tally(self) -> Tally:
-        """Returns `current_room` counted."""
-        room = self.current_room()
-        if self.tally is None:
-            self.tally = Tally.of(room)
-        return self.tally
 
     def room_without(self, uids: Collection[str]) -> NodeRoom:
         """Returns what would be left if some pods were gone."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from gigaslice.cluster.demand import ContainerDemand, PodDemand
@@ -18,10 +19,10 @@ from gigaslice.model import ContainerKind, Infeasible, Reason, Request
 from gigaslice.placement.decide import find_plans
 from gigaslice.placement.tree import bits
 
-__all__ = ["Ask", "Block", "Problem", "Unit", "build_problem"]
+__all__ = ["ContainerBlock", "GpuAmount", "NodeProblem", "PlacementRequest", "build_problem"]
 
 
-class Unit(NamedTuple):
+class GpuAmount(NamedTuple):
     """An amount of one GPU of a set. slices: 0 for all of them."""
 
     gpus: int
@@ -29,7 +30,7 @@ class Unit(NamedTuple):
     cores: int
 
 
-class Ask(NamedTuple):
+class PlacementRequest(NamedTuple):
     """What placement is asked for a block, or for one class of it: a request, and the GPUs that it may have."""
 
     request: Request
@@ -37,7 +38,7 @@ class Ask(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ContainerBlock:
     """One container on one kind of node.
 
     Attributes:
@@ -52,8 +53,8 @@ class Block:
     """
 
     lends: bool
-    alternatives: tuple[tuple[Unit, ...], ...]
-    asks: tuple[Ask, ...]
+    alternatives: tuple[tuple[GpuAmount, ...], ...]
+    asks: tuple[PlacementRequest, ...]
     exclusive: bool = False
     cores: int = 0
     host: bool = False
@@ -71,7 +72,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class NodeProblem:
     """A pod on one kind of node.
 
     Attributes:
@@ -82,9 +83,14 @@ class Problem:
     """
 
     hardware: Hardware
-    blocks: tuple[Block, ...]
+    blocks: tuple[ContainerBlock, ...]
     together: int = 0
     most: int = 0
+
+    @cached_property
+    def alone(self) -> tuple[NodeProblem, ...]:
+        """Each container as a pod of its own."""
+        return tuple(NodeProblem(self.hardware, (block,)) for block in self.blocks)
 
     @property
     def never(self) -> RefusalReason | None:
@@ -96,24 +102,26 @@ Masks = tuple[tuple[int, tuple[int, ...]], ...]
 """Per container the GPUs that its annotations allow, and the GPUs of each of its classes."""
 
 
-def build_problem(hardware: Hardware, demand: PodDemand, masks: Masks) -> Problem:
+def build_problem(hardware: Hardware, demand: PodDemand, masks: Masks) -> NodeProblem:
     """Returns a pod's demand on a kind of node."""
     blocks = tuple(
         _block(hardware, one, allowed, of_class)
         for one, (allowed, of_class) in zip(demand.containers, masks, strict=True)
     )
     if not demand.same_gpu:
-        return Problem(hardware, blocks)
+        return NodeProblem(hardware, blocks)
     gpus = max((len(units) for block in blocks for units in block.alternatives[:1]), default=1)
     beside = peak = 0
     for one in demand.containers:
         slices = one.slices or sum(units.count * units.slices for units in one.classes)
         peak = max(peak, beside + slices)
         beside += 0 if one.kind is ContainerKind.INIT else slices
-    return Problem(hardware, blocks, gpus, peak)
+    return NodeProblem(hardware, blocks, gpus, peak)
 
 
-def _block(hardware: Hardware, demand: ContainerDemand, allowed: int, of_class: Sequence[int]) -> Block:
+def _block(
+    hardware: Hardware, demand: ContainerDemand, allowed: int, of_class: Sequence[int]
+) -> ContainerBlock:
     """Returns a container's demand on a kind of node.
 
     Args:
@@ -126,7 +134,7 @@ def _block(hardware: Hardware, demand: ContainerDemand, allowed: int, of_class: 
     lends = demand.kind is ContainerKind.INIT
     offered = sum(1 << gpu for gpu, name in enumerate(hardware.resources) if name == demand.resource)
     whole = hardware.all_gpus if demand.whole_resource == hardware.whole_resource else 0
-    base = Block(lends, (), (), demand.options.exclusive, host=host)
+    base = ContainerBlock(lends, (), (), demand.options.exclusive, host=host)
     if (demand.resource and not offered) or (demand.whole_resource and not whole):
         return replace(base, never=RefusalReason.NO_RESOURCE)
     if not demand.classes:
@@ -143,9 +151,9 @@ def _block(hardware: Hardware, demand: ContainerDemand, allowed: int, of_class: 
         if one.count > gpus.bit_count():
             return replace(base, never=RefusalReason.TOO_FEW)
         cores = one.cores if one.slices else 0
-        units += [Unit(gpus, one.slices, cores)] * one.count
+        units += [GpuAmount(gpus, one.slices, cores)] * one.count
         request = Request(gpus=one.count, slices=one.slices or None, cores=cores, exclusive=base.exclusive)
-        asks.append(Ask(request, gpus))
+        asks.append(PlacementRequest(request, gpus))
         counts += one.slices * one.count
     # whole GPUs and the rarest first: what can only be somewhere is not taken by what can be anywhere
     units.sort(key=lambda unit: (unit.slices != 0, unit.gpus.bit_count(), -unit.slices, unit.gpus))
@@ -159,7 +167,7 @@ def _block(hardware: Hardware, demand: ContainerDemand, allowed: int, of_class: 
     )
 
 
-def _of_pool(hardware: Hardware, demand: ContainerDemand, gpus: int, base: Block) -> Block:
+def _of_pool(hardware: Hardware, demand: ContainerDemand, gpus: int, base: ContainerBlock) -> ContainerBlock:
     if not gpus:
         return replace(base, never=RefusalReason.NO_MATCH)
     options = demand.options
@@ -175,13 +183,15 @@ def _of_pool(hardware: Hardware, demand: ContainerDemand, gpus: int, base: Block
     if isinstance(plans, Infeasible):
         return replace(base, never=_REASONS[plans.reason])
     alternatives = tuple(
-        tuple(Unit(sum(1 << int(uuid) for uuid in plan.only), size, request.cores) for size in plan.sizes)
+        tuple(
+            GpuAmount(sum(1 << int(uuid) for uuid in plan.only), size, request.cores) for size in plan.sizes
+        )
         for plan in plans
     )
     return replace(
         base,
         alternatives=alternatives,
-        asks=(Ask(request, gpus),),
+        asks=(PlacementRequest(request, gpus),),
         cores=request.cores,
         memory_bytes=memory_bytes,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from gigaslice.cluster.hardware import NodeRoom, Taken
-from gigaslice.cluster.problem import Problem
+from gigaslice.cluster.problem import NodeProblem
 from gigaslice.cluster.search import Assigned, take
 from gigaslice.model import Request
 from gigaslice.placement.pairs import pair_score
@@ -24,7 +24,7 @@ __all__ = ["RankKey", "rank_key"]
 RankKey = tuple[int, ...]
 
 
-def rank_key(problem: Problem, room: NodeRoom, assigned: Assigned) -> RankKey:
+def rank_key(problem: NodeProblem, room: NodeRoom, assigned: Assigned) -> RankKey:
     """Returns the key of a node where a pod would get these GPUs."""
     key: list[int] = []
     for block, taken in zip(problem.blocks, assigned, strict=True):
@@ -40,7 +40,7 @@ def rank_key(problem: Problem, room: NodeRoom, assigned: Assigned) -> RankKey:
     return tuple(key)
 
 
-def _one(problem: Problem, room: NodeRoom, taken: Taken, host: bool) -> tuple[int, int, int]:
+def _one(problem: NodeProblem, room: NodeRoom, taken: Taken, host: bool) -> tuple[int, int, int]:
     hardware, left = problem.hardware, room[taken.gpu]
     if left.foreign or left.own:
         return 0, left.free - taken.slices, 0
@@ -53,7 +53,7 @@ def _one(problem: Problem, room: NodeRoom, taken: Taken, host: bool) -> tuple[in
     raise AssertionError(taken)
 
 
-def _several(problem: Problem, room: NodeRoom, taken: tuple[Taken, ...]) -> tuple[int, int, int]:
+def _several(problem: NodeProblem, room: NodeRoom, taken: tuple[Taken, ...]) -> tuple[int, int, int]:
     scores = [
         pair_score(problem.hardware.topology, one.gpu, other.gpu) for one, other in combinations(taken, 2)
     ]

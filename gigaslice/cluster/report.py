@@ -8,7 +8,7 @@ from gigaslice.cluster.demand import ContainerDemand, PodDemand
 from gigaslice.cluster.hardware import Hardware
 from gigaslice.cluster.node_record import NodeRecord
 from gigaslice.cluster.pod_holdings import HeldShare
-from gigaslice.cluster.problem import Block, Problem
+from gigaslice.cluster.problem import ContainerBlock, NodeProblem
 from gigaslice.cluster.refusal import GpuReport, NodeReport, Refusal, RefusalReason
 from gigaslice.model import CORES_PER_GPU
 from gigaslice.text import plural
@@ -17,7 +17,7 @@ __all__ = ["node_report"]
 
 
 def node_report(
-    record: NodeRecord, demand: PodDemand, refusal: Refusal | None, problem: Problem | None
+    record: NodeRecord, demand: PodDemand, refusal: Refusal | None, problem: NodeProblem | None
 ) -> NodeReport:
     """Returns a node as a pod sees it. problem: the pod on this kind of node; None where its GPUs are not known."""
     facts = record.facts
@@ -40,7 +40,7 @@ def node_report(
     )
 
 
-def _wanted(problem: Problem) -> tuple[tuple[int, int], ...]:
+def _wanted(problem: NodeProblem) -> tuple[tuple[int, int], ...]:
     if len(problem.blocks) != 1:
         return ()
     found = {(len(units), units[0].slices): None for units in problem.blocks[0].alternatives}
@@ -50,7 +50,7 @@ def _wanted(problem: Problem) -> tuple[tuple[int, int], ...]:
 def _gpu(
     record: NodeRecord,
     demand: PodDemand,
-    problem: Problem,
+    problem: NodeProblem,
     number: int,
     holders: Sequence[tuple[str, HeldShare]],
 ) -> GpuReport:
@@ -72,7 +72,7 @@ def _gpu(
 
 
 def _why(
-    record: NodeRecord, container: ContainerDemand, block: Block, hardware: Hardware, number: int
+    record: NodeRecord, container: ContainerDemand, block: ContainerBlock, hardware: Hardware, number: int
 ) -> str:
     """Returns why a GPU serves no part of a container; empty where it does."""
     one, room = record.gpus[number], record.current_room()[number]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gigaslice.cluster.hardware import GpuRoom, Hardware, NodeRoom, Taken
-from gigaslice.cluster.problem import Block, Unit
+from gigaslice.cluster.problem import ContainerBlock, GpuAmount
 from gigaslice.model import CORES_PER_GPU
 
 __all__ = ["Matcher", "take"]
@@ -22,7 +22,7 @@ Assigned = tuple[tuple[Taken, ...], ...]
 """Per block, what it takes."""
 
 
-def take(hardware: Hardware, block: Block, room: NodeRoom, taken: Sequence[Taken]) -> NodeRoom:
+def take(hardware: Hardware, block: ContainerBlock, room: NodeRoom, taken: Sequence[Taken]) -> NodeRoom:
     """Returns the room that is left for the pod's other containers."""
     left = list(room)
     for gpu, slices, cores in taken:
@@ -37,7 +37,9 @@ def take(hardware: Hardware, block: Block, room: NodeRoom, taken: Sequence[Taken
 class Matcher:
     """The search for one pod on one kind of node. within: the GPUs that may be used at all."""
 
-    def __init__(self, hardware: Hardware, blocks: Sequence[Block], within: int | None = None) -> None:
+    def __init__(
+        self, hardware: Hardware, blocks: Sequence[ContainerBlock], within: int | None = None
+    ) -> None:
         self._hardware = hardware
         self._blocks = tuple(blocks)
         self._within = hardware.all_gpus if within is None else within
@@ -67,7 +69,7 @@ class Matcher:
             self._dead_ends.add(key)
         return None
 
-    def _ways(self, block: Block, room: NodeRoom) -> Iterator[tuple[Taken, ...]]:
+    def _ways(self, block: ContainerBlock, room: NodeRoom) -> Iterator[tuple[Taken, ...]]:
         order = sorted(
             (gpu for gpu in range(len(room)) if self._within >> gpu & 1),
             key=lambda gpu: (not (room[gpu].foreign or room[gpu].own), room[gpu].free, gpu),
@@ -77,8 +79,8 @@ class Matcher:
 
     def _fill(
         self,
-        block: Block,
-        units: tuple[Unit, ...],
+        block: ContainerBlock,
+        units: tuple[GpuAmount, ...],
         room: NodeRoom,
         order: list[int],
         taken: tuple[Taken, ...],
@@ -110,7 +112,7 @@ class Matcher:
                 return
             yield from self._fill(block, units, room, order, (*taken, fit))
 
-    def _fit(self, block: Block, unit: Unit, gpu: int, room: GpuRoom) -> Taken | None:
+    def _fit(self, block: ContainerBlock, unit: GpuAmount, gpu: int, room: GpuRoom) -> Taken | None:
         if not unit.gpus >> gpu & 1:
             return None
         size = self._hardware.view(block.host)[gpu].slices

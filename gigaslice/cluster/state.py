@@ -1,7 +1,7 @@
 """The whole cluster in memory, and what follows from it: which node and GPUs a pod gets, or why none. Pure.
 
 Every answer depends on the present content alone, never on the way there, so another process that has seen the same
-objects gives the same answers. Answers are kept per shape of request until a node changes (see `shape`).
+objects gives the same answers. Answers are kept per shape of request until a node changes (see `demand_cache`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.choose import choose_gpus
+from gigaslice.cluster.class_masks import ClassMasks
 from gigaslice.cluster.contents import ClusterContents
 from gigaslice.cluster.demand import ClusterUnits, PodDemand, demand_of, names_class
-from gigaslice.cluster.hardware import NodeRoom, Tally
-from gigaslice.cluster.judge import Judge
+from gigaslice.cluster.demand_cache import DemandCache
+from gigaslice.cluster.hardware import NodeRoom
 from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.cluster.node_record import NodeFacts, NodeRecord
 from gigaslice.cluster.pod_holdings import (
@@ -22,12 +23,10 @@ from gigaslice.cluster.pod_holdings import (
     PodHoldings,
     holdings_of,
 )
-from gigaslice.cluster.problem import Masks, Problem, build_problem
-from gigaslice.cluster.rank import RankKey
+from gigaslice.cluster.problem import NodeProblem
 from gigaslice.cluster.refusal import NodeReport, Refusal, RefusalReason
 from gigaslice.cluster.report import node_report
 from gigaslice.cluster.search import Assigned
-from gigaslice.cluster.shape import Shape
 from gigaslice.cluster.summary import ClassOnNode, ClassStatus, GpuHolder, GpuHolders
 from gigaslice.model import Pod, Share
 from gigaslice.placement import Policy
@@ -43,7 +42,7 @@ __all__ = [
     "NodeFacts",
 ]
 
-_MOST_SHAPES = 64
+_MOST_DEMANDS = 64
 
 
 class ClusterView:
@@ -77,7 +76,8 @@ class ClusterState(ClusterContents):
         super().__init__(units or ClusterUnits())
         self.policy = policy
         self.spread = spread
-        self._shapes: OrderedDict[PodDemand, Shape] = OrderedDict()
+        self._class_masks = ClassMasks(self._classes)
+        self._caches: OrderedDict[PodDemand, DemandCache] = OrderedDict()
 
     # --- decisions ----------------------------------------------------------------------------------------------
 
@@ -87,11 +87,11 @@ class ClusterState(ClusterContents):
 
     def filter(self, demand: PodDemand, names: Sequence[str]) -> tuple[list[str], dict[str, Refusal]]:
         """Returns which of the nodes a pod fits on, in their order, and why not on the others."""
-        return self._shape(demand).split(names)
+        return self._cache(demand).split(names)
 
     def best(self, demand: PodDemand, names: Sequence[str], most: int) -> list[str]:
         """Returns the best MOST of the nodes that a pod fits on, the best first."""
-        return self._shape(demand).best(names, most)
+        return self._cache(demand).best(names, most)
 
     def preferred(
         self, demand: PodDemand, names: Sequence[str], most: int, favour: Mapping[str, float]
@@ -104,11 +104,11 @@ class ClusterState(ClusterContents):
             most: Of those to be returned.
             favour: By node, what is added to its standing, which is 1 for the best nodes and near 0 for the worst.
         """
-        return self._shape(demand).preferred(names, most, favour)
+        return self._cache(demand).preferred(names, most, favour)
 
     def refusal(self, demand: PodDemand, node: str, *, without: Collection[str] = ()) -> Refusal | None:
         """Returns why a pod does not fit on a node; None where it does. without: pods to be left out of account."""
-        return self._refusal(self._shape(demand), node, without)
+        return self._cache(demand).refusal(node, without)
 
     def choose(self, demand: PodDemand, node: str, *, without: Collection[str] = ()) -> Assignment | Refusal:
         """Returns which GPUs each container of a pod gets on a node, or why none.
@@ -152,7 +152,7 @@ class ClusterState(ClusterContents):
         found = []
         for node in self.nodes:
             record = self._nodes[node]
-            gpus = bits(self._class_mask(record, name))
+            gpus = bits(self._class_masks.mask(record, name))
             if gpus:
                 slices = -(-one.share.memory_bytes // self.units.slice_bytes) if one.share else 0
                 cores = one.share.cores if one.share else 0
@@ -185,16 +185,16 @@ class ClusterState(ClusterContents):
         self.revision += 1
         self._place_pending(record)
         record.room = None
-        for shape in self._shapes.values():
-            shape.changed(record.facts.name)
+        for cache in self._caches.values():
+            cache.changed(record.facts.name)
 
     def _class_changed(self, name: str) -> None:
         self.revision += 1
         for record in self._nodes.values():
             record.masks.pop(name, None)
         self._kinds.forget_class(name)
-        for demand in [one for one in self._shapes if name in one.classes]:
-            del self._shapes[demand]
+        for demand in [one for one in self._caches if name in one.classes]:
+            del self._caches[demand]
         for record in self._nodes.values():
             if record.pending:
                 self._changed(record)
@@ -224,84 +224,20 @@ class ClusterState(ClusterContents):
         slices = pod.most_at_once(self.units.memory_resource)
         return record.wherever_there_is_room(slices)
 
-    def _problem(self, demand: PodDemand, record: NodeRecord) -> Problem:
-        return self._judge(self._shape(demand), record).problem
+    def _problem(self, demand: PodDemand, record: NodeRecord) -> NodeProblem:
+        return self._cache(demand).problem(record)
 
-    def _judge(self, shape: Shape, record: NodeRecord) -> Judge:
-        kind = record.kind
-        if kind is None:
-            raise AssertionError(record.facts.name)
-        found = shape.by_kind.get(kind)
-        if found is not None:
-            return found
-        masks: Masks = tuple(
-            (
-                record.allowed(one.options),
-                tuple(self._class_mask(record, units.name) for units in one.classes),
+    def _cache(self, demand: PodDemand) -> DemandCache:
+        cache = self._caches.get(demand)
+        if cache is None:
+            cache = self._caches[demand] = DemandCache(
+                demand, self._nodes, self._class_masks, self.policy, spread=self.spread
             )
-            for one in shape.demand.containers
-        )
-        found = shape.judges.get((kind.hardware, masks))
-        if found is None:
-            problem = build_problem(kind.hardware, shape.demand, masks)
-            found = shape.judges[kind.hardware, masks] = Judge(problem, self.policy, spread=self.spread)
-        if not any(one.options.names_gpus for one in shape.demand.containers) and all(
-            self._by_kind(name) for name in shape.demand.classes
-        ):
-            shape.by_kind[kind] = found
-        return found
-
-    def _by_kind(self, name: str) -> bool:
-        """Whether a class has the same GPUs on all nodes of a kind."""
-        one = self._classes.get(name)
-        return one is None or not one.selector.keys & {"uuid", "node"}
-
-    def _refusal(self, shape: Shape, node: str, without: Collection[str] = ()) -> Refusal | None:
-        if not shape.demand.any:
-            return None
-        record = self._nodes.get(node)
-        if record is None or record.problem is not None:
-            return (RefusalReason.NO_INVENTORY if record is None else record.problem or _NONE).refusal
-        if record.unread and record.closed(without):
-            return RefusalReason.UNREADABLE_POD.refusal
-        judge = self._judge(shape, record)
-        if without:
-            room = record.room_without(without)
-            return judge.refusal(room, Tally.of(room), record.unhealthy)
-        return judge.refusal(record.current_room(), record.current_tally(), record.unhealthy)
-
-    def _class_mask(self, record: NodeRecord, name: str) -> int:
-        if record.kind is None:
-            return 0
-        masks = record.kind.of_class if self._by_kind(name) else record.masks
-        found = masks.get(name)
-        if found is None:
-            one = self._classes.get(name)
-            found = masks[name] = sum(
-                1 << number
-                for number, gpu in enumerate(record.gpus)
-                if one is not None and one.matches(gpu.all_properties(record.facts.name))
-            )
-        return found
-
-    def _shape(self, demand: PodDemand) -> Shape:
-        shape = self._shapes.get(demand)
-        if shape is None:
-            shape = self._shapes[demand] = Shape(demand, self._nodes, self._refusal, self._key)
-            while len(self._shapes) > _MOST_SHAPES:
-                self._shapes.popitem(last=False)
+            while len(self._caches) > _MOST_DEMANDS:
+                self._caches.popitem(last=False)
         else:
-            self._shapes.move_to_end(demand)
-        return shape
-
-    def _key(self, shape: Shape, name: str) -> RankKey:
-        record = self._nodes.get(name)
-        if record is None or record.problem is not None:
-            return ()
-        return self._judge(shape, record).key(record.current_room(), record.current_tally())
-
-
-_NONE = RefusalReason.NO_INVENTORY
+            self._caches.move_to_end(demand)
+        return cache
 
 
 def _named(record: NodeRecord, demand: PodDemand, found: Assigned) -> Assignment:

@@ -32,13 +32,17 @@ SCORED = 32  # names in a reply to prioritize
 GIB = 1 << 30
 MODELS = (("NVIDIA H100 80GB HBM3", 79, 18), ("NVIDIA A100-SXM4-40GB", 39, 12), ("NVIDIA L40S", 44, 0))
 NAMES = [f"node-{number:04}" for number in range(NODES)]
-SHAPES = {
-    "slices": {MEMORY_RESOURCE: 8},
-    "whole": {GPU_RESOURCE: 1},
-    "links": {GPU_RESOURCE: 4},
-    "spread": {MEMORY_RESOURCE: 40},
-    "class": {CLASS_PREFIX + "h100": 2},
+SHAPES: dict[str, tuple[dict[str, str], list[dict[str, int]]]] = {
+    "slices": ({}, [{MEMORY_RESOURCE: 8}]),
+    "whole": ({}, [{GPU_RESOURCE: 1}]),
+    "links": ({}, [{GPU_RESOURCE: 4}]),
+    "spread": ({}, [{MEMORY_RESOURCE: 40}]),
+    "class": ({}, [{CLASS_PREFIX + "h100": 2}]),
+    "share": ({"gigaslice.io/cores": "30"}, [{MEMORY_RESOURCE: 8}]),
+    "two": ({}, [{MEMORY_RESOURCE: 8}, {MEMORY_RESOURCE: 4}]),
 }
+"""Annotations, and what each container asks for."""
+
 _numbers = count()
 
 
@@ -110,9 +114,11 @@ def cluster() -> tuple[ClusterState, float, float]:
 
 
 def demand(state: ClusterState, shape: str) -> PodDemand:
-    found = state.demand_of(Pod("team", "new", "new", {}, (PodContainer("main", requests=SHAPES[shape]),)))
-    assert isinstance(found, PodDemand)
-    return found
+    annotations, requests = SHAPES[shape]
+    containers = tuple(PodContainer(f"c{number}", requests=row) for number, row in enumerate(requests))
+    asked = state.demand_of(Pod("team", "new", "new", annotations, containers))
+    assert isinstance(asked, PodDemand)
+    return asked
 
 
 def decide(state: ClusterState, asked: PodDemand) -> tuple[str, float]:
@@ -138,7 +144,7 @@ def test_a_new_shape(shape: str) -> None:
     """The first call for a shape: every node is looked at."""
     state, _, _ = cluster()
     asked = demand(state, shape)
-    state._shapes.clear()
+    state._caches.clear()
     winner, seconds = decide(state, asked)
     assert winner
     print(f"\n{shape}: first filter + rank {seconds * 1e3:.0f} ms")

@@ -57,7 +57,7 @@ def test_explain(benchmark, state: ClusterState, shape: str) -> None:
     pod = Pod("team", "waits", "waits", annotations, containers)
 
     def forget() -> None:
-        state._shapes.clear()
+        state._caches.clear()
 
     found = benchmark.pedantic(explain, (state, pod), setup=forget, rounds=10, warmup_rounds=1)
     assert found.situation is PodSituation.WAITING

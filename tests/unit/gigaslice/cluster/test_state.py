@@ -377,8 +377,8 @@ def test_the_best_nodes_are_the_first_of_the_ranking() -> None:
             state.put_pod(bound(f"u{number}", f"n{number:02}", (0, number % 7 + 1)))
     wanted = demand(state, pod("p", container(slices=4)))
     names = [f"n{number:02}" for number in range(0, 20, 2)]
-    shape = state._shape(wanted)
-    ranked = sorted(state.filter(wanted, names)[0], key=lambda name: (state._key(shape, name), name))
+    cache = state._cache(wanted)
+    ranked = sorted(state.filter(wanted, names)[0], key=lambda name: (cache.key(name), name))
     for most in (1, 3, 99):
         assert state.best(wanted, names, most) == ranked[:most]
 

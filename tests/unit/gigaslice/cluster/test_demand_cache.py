@@ -26,8 +26,8 @@ PODS = (
 
 def answers(state: ClusterState, asked: PodDemand, names: list[str]) -> object:
     fitting, refused = state.filter(asked, names)
-    shape = state._shape(asked)
-    ranked = sorted(fitting, key=lambda name: (state._key(shape, name), name))
+    cache = state._cache(asked)
+    ranked = sorted(fitting, key=lambda name: (cache.key(name), name))
     assert fitting == [name for name in names if name in set(fitting)]
     for among in (fitting, names, fitting):
         assert state.best(asked, among, 2) == ranked[:2]
@@ -37,13 +37,13 @@ def answers(state: ClusterState, asked: PodDemand, names: list[str]) -> object:
 
 def anew(state: ClusterState, asked: PodDemand, names: list[str]) -> object:
     """The answers from what there is alone."""
-    kept, state._shapes = state._shapes, OrderedDict()
+    kept, state._caches = state._caches, OrderedDict()
     try:
         for record in state._nodes.values():
             record.room = None
         return answers(state, asked, names)
     finally:
-        state._shapes = kept
+        state._caches = kept
 
 
 @st.composite
@@ -115,5 +115,5 @@ def test_what_is_gone_is_forgotten() -> None:
         assert state.best(asked, [f"n{number}"], 1) == [f"n{number}"]
         state.drop_node(f"n{number}")
     state.filter(asked, [])
-    (shape,) = state._shapes.values()
-    assert not shape._verdicts and not shape._placed and not shape._order
+    (cache,) = state._caches.values()
+    assert not cache._refusals and not cache._placed and not cache._order

@@ -1,59 +1,96 @@
-"""What has been found out about one shape of request on all nodes, kept until a node changes. Pure.
+"""The answers for one demand on all nodes, kept until a node changes. Pure.
 
 Pods come in rows of one template and a decision changes one node, so almost everything that a filter or a ranking needs
-is known from the call before: only nodes that have changed are looked at again. What is left of a call is the list of
+is known from the call before. Only nodes that have changed are evaluated again. What is left of a call is the list of
 names, thousands of them, in any order and any selection, so whatever is done for each is one look-up.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from gigaslice.cluster.class_masks import ClassMasks
 from gigaslice.cluster.demand import PodDemand
+from gigaslice.cluster.evaluator import PodEvaluator
 from gigaslice.cluster.hardware import Hardware, NodeKind
-from gigaslice.cluster.judge import Judge
-from gigaslice.cluster.problem import Masks
+from gigaslice.cluster.node_record import NodeRecord
+from gigaslice.cluster.problem import Masks, NodeProblem, build_problem
 from gigaslice.cluster.rank import RankKey
-from gigaslice.cluster.refusal import Refusal
+from gigaslice.cluster.refusal import Refusal, RefusalReason
+from gigaslice.placement import Policy
 
-__all__ = ["Shape"]
+__all__ = ["DemandCache"]
 
 _MANY = 64  # entries of the order that are sorted in rather than inserted one by one
 
 _Entry = tuple[RankKey, str]
 
 
-class Shape:
-    """One demand.
+class DemandCache:
+    """The answers for one demand.
 
     Args:
         demand: The demand.
-        nodes: Those that there are; what is known of others is not kept.
-        judge: Why the pod does not fit on a node; None where it does.
-        key: The rank of a node that it fits on.
+        nodes: Those that there are; nothing is kept of others.
+        masks: Which of their GPUs are of a class.
+        policy: How GPUs are chosen on a node.
+        spread: Whether the emptiest node comes first rather than the fullest.
     """
 
     def __init__(
         self,
         demand: PodDemand,
-        nodes: Container[str],
-        judge: Callable[[Shape, str], Refusal | None],
-        key: Callable[[Shape, str], RankKey],
+        nodes: Mapping[str, NodeRecord],
+        masks: ClassMasks,
+        policy: Policy,
+        *,
+        spread: bool,
     ) -> None:
         self.demand = demand
-        self.by_kind: dict[NodeKind, Judge] = {}
+        self._nodes, self._masks = nodes, masks
+        self._policy, self._spread = policy, spread
+        self._by_kind: dict[NodeKind, PodEvaluator] = {}
         """For nodes of which the kind is all that matters."""
-        self.judges: dict[tuple[Hardware, Masks], Judge] = {}
-        self._nodes, self._judge, self._key = nodes, judge, key
+        self._evaluators: dict[tuple[Hardware, Masks], PodEvaluator] = {}
         self._changed: set[str] = set()
-        self._verdicts: dict[str, Refusal | None] = {}
+        self._refusals: dict[str, Refusal | None] = {}
         self._unplaced: set[str] = set()
         """Nodes that it fits on, and that have no place in the order yet."""
         self._placed: dict[str, _Entry] = {}
         self._order: list[_Entry] = []
         self._fitting: Sequence[str] = ()
         """What `split` said last: the names of the next `best` are often the same."""
+
+    def problem(self, record: NodeRecord) -> NodeProblem:
+        """Returns the demand on a node whose GPUs are known."""
+        return self._evaluator(record).problem
+
+    def refusal(self, node: str, without: Collection[str] = ()) -> Refusal | None:
+        """Returns why the pod does not fit on a node as it is; None where it does.
+
+        Args:
+            node: Where.
+            without: UIDs of pods to be left out of account.
+        """
+        if not self.demand.any:
+            return None
+        record = self._nodes.get(node)
+        if record is None:
+            return RefusalReason.NO_INVENTORY.refusal
+        if record.problem is not None:
+            return record.problem.refusal
+        if record.unread and record.closed(without):
+            return RefusalReason.UNREADABLE_POD.refusal
+        room = record.room_without(without) if without else record.current_room()
+        return self._evaluator(record).refusal(room, record.unhealthy)
+
+    def key(self, node: str) -> RankKey:
+        """Returns the rank of a node that the pod fits on."""
+        record = self._nodes.get(node)
+        if record is None or record.problem is not None:
+            return ()
+        return self._evaluator(record).key(record.current_room())
 
     def changed(self, node: str) -> None:
         """Takes note that a node has changed, has come or has gone."""
@@ -63,16 +100,16 @@ class Shape:
         """Returns the nodes that the pod fits on, in their order, and why it does not fit on the others."""
         self._renew()
         try:
-            found = list(map(self._verdicts.__getitem__, names))
+            refusals = list(map(self._refusals.__getitem__, names))
         except KeyError:
-            found = list(map(self._known_refusal, names))
-        if not any(found):
+            refusals = list(map(self._kept_refusal, names))
+        if not any(refusals):
             self._fitting = fitting = list(names)
             return fitting, {}
-        self._fitting = fitting = [
-            name for name, refusal in zip(names, found, strict=True) if refusal is None
-        ]
-        refused = {name: refusal for name, refusal in zip(names, found, strict=True) if refusal is not None}
+        refused = {
+            name: refusal for name, refusal in zip(names, refusals, strict=True) if refusal is not None
+        }
+        self._fitting = fitting = [name for name in names if name not in refused]
         return fitting, refused
 
     def best(self, names: Sequence[str], most: int) -> list[str]:
@@ -87,16 +124,16 @@ class Shape:
         self._renew()
         if names is not self._fitting and names != self._fitting:
             for name in names:
-                self._known_refusal(name)
+                self._kept_refusal(name)
         first = 2 * most
         while True:
             among = self._unplaced.union(name for _, name in self._order[:first])
             there = {name for name in names if name in among}
             if self._unplaced:
                 self._place(there & self._unplaced)
-            found = [name for _, name in self._order[:first] if name in there][:most]
-            if len(found) == most or first >= len(self._order):
-                return found
+            best = [name for _, name in self._order[:first] if name in there][:most]
+            if len(best) == most or first >= len(self._order):
+                return best
             first *= 8
 
     def preferred(self, names: Sequence[str], most: int, favour: Mapping[str, float]) -> list[str]:
@@ -122,12 +159,12 @@ class Shape:
         candidates = dict.fromkeys((*best, *favoured[:most]))
         return sorted(candidates, key=lambda name: (-joint(name), self._placed[name]))[:most]
 
-    def _known_refusal(self, node: str) -> Refusal | None:
-        if node not in self._verdicts:
-            found = self._verdicts[node] = self._judge(self, node)
-            if found is None:
+    def _kept_refusal(self, node: str) -> Refusal | None:
+        if node not in self._refusals:
+            refusal = self._refusals[node] = self.refusal(node)
+            if refusal is None:
                 self._unplaced.add(node)
-        return self._verdicts[node]
+        return self._refusals[node]
 
     def _renew(self) -> None:
         """Judges those nodes again that have changed, as far as they had been judged."""
@@ -139,11 +176,11 @@ class Shape:
             entry = self._placed.pop(name, None)
             if entry is not None:
                 gone.append(entry)
-            if name in self._verdicts:
-                del self._verdicts[name]
+            if name in self._refusals:
+                del self._refusals[name]
                 self._unplaced.discard(name)
                 if name in self._nodes:
-                    self._known_refusal(name)
+                    self._kept_refusal(name)
         if len(gone) > _MANY:
             self._order = [entry for entry in self._order if entry[1] in self._placed]
             return
@@ -153,7 +190,7 @@ class Shape:
     def _place(self, names: set[str]) -> None:
         """Gives nodes that have none their place in the order."""
         self._unplaced -= names
-        entries = [(self._key(self, name), name) for name in names]
+        entries = [(self.key(name), name) for name in names]
         self._placed.update((entry[1], entry) for entry in entries)
         if len(entries) > _MANY:
             self._order += entries
@@ -161,3 +198,28 @@ class Shape:
         else:
             for entry in entries:
                 insort(self._order, entry)
+
+    def _evaluator(self, record: NodeRecord) -> PodEvaluator:
+        kind = record.kind
+        if kind is None:
+            raise AssertionError(record.facts.name)
+        evaluator = self._by_kind.get(kind)
+        if evaluator is not None:
+            return evaluator
+        masks: Masks = tuple(
+            (
+                record.allowed(container.options),
+                tuple(self._masks.mask(record, units.name) for units in container.classes),
+            )
+            for container in self.demand.containers
+        )
+        evaluator = self._evaluators.get((kind.hardware, masks))
+        if evaluator is None:
+            problem = build_problem(kind.hardware, self.demand, masks)
+            evaluator = PodEvaluator(problem, self._policy, spread=self._spread)
+            self._evaluators[kind.hardware, masks] = evaluator
+        if not any(container.options.names_gpus for container in self.demand.containers) and all(
+            self._masks.same_on_kind(name) for name in self.demand.classes
+        ):
+            self._by_kind[kind] = evaluator
+        return evaluator

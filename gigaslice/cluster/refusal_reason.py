@@ -6,14 +6,14 @@ from functools import lru_cache
 
 from gigaslice.cluster.choose import fits
 from gigaslice.cluster.hardware import NOTHING, NodeRoom
-from gigaslice.cluster.problem import Block, Problem
+from gigaslice.cluster.problem import NodeProblem
 from gigaslice.cluster.refusal import RefusalReason
 from gigaslice.model import CORES_PER_GPU
 
-__all__ = ["reason_without_room", "why_not"]
+__all__ = ["reason_without_room", "refusal_reason"]
 
 
-def why_not(problem: Problem, room: NodeRoom, unhealthy: int = 0) -> RefusalReason | None:
+def refusal_reason(problem: NodeProblem, room: NodeRoom, unhealthy: int = 0) -> RefusalReason | None:
     """Returns why a pod does not fit; None where it does. The reason depends on the arguments alone.
 
     Args:
@@ -26,34 +26,32 @@ def why_not(problem: Problem, room: NodeRoom, unhealthy: int = 0) -> RefusalReas
     return None if fits(problem, room) else reason_without_room(problem, room, unhealthy)
 
 
-def reason_without_room(problem: Problem, room: NodeRoom, unhealthy: int) -> RefusalReason:
+def reason_without_room(problem: NodeProblem, room: NodeRoom, unhealthy: int) -> RefusalReason:
     """Returns why a pod does not fit that could fit on this kind of node, and does not fit into the room."""
     if not _fits_when_idle(problem, 0):
         return RefusalReason.TOO_FEW if len(problem.blocks) == 1 else RefusalReason.TOGETHER_NEVER
     if unhealthy and not _fits_when_idle(problem, unhealthy):
         return RefusalReason.UNHEALTHY
     if len(problem.blocks) == 1 and not problem.together:
-        return _short_of(problem, problem.blocks[0], room)
-    for block in problem.blocks:
-        if not _fits_alone(problem, block, room):
-            return _short_of(problem, block, room)
+        return _short_of(problem, room)
+    for alone in problem.alone:
+        if not fits(alone, room):
+            return _short_of(alone, room)
     return RefusalReason.TOGETHER
 
 
 @lru_cache(maxsize=256)  # a kind of node stands for thousands of nodes
-def _fits_when_idle(problem: Problem, unhealthy: int) -> bool:
+def _fits_when_idle(problem: NodeProblem, unhealthy: int) -> bool:
     idle = problem.hardware.idle()
     return fits(problem, tuple(NOTHING if unhealthy >> gpu & 1 else one for gpu, one in enumerate(idle)))
 
 
-def _fits_alone(problem: Problem, block: Block, room: NodeRoom) -> bool:
-    return fits(Problem(problem.hardware, (block,)), room)
-
-
-def _short_of(problem: Problem, block: Block, room: NodeRoom) -> RefusalReason:
+def _short_of(problem: NodeProblem, room: NodeRoom) -> RefusalReason:
+    """Returns what a pod of one container lacks."""
+    (block,) = problem.blocks
     if block.cores:
-        all_compute = tuple(one._replace(cores=CORES_PER_GPU) if one.free else one for one in room)
-        if _fits_alone(problem, block, all_compute):
+        all_compute = tuple(gpu._replace(cores=CORES_PER_GPU) if gpu.free else gpu for gpu in room)
+        if fits(problem, all_compute):
             return RefusalReason.NO_COMPUTE
     units = block.alternatives[0]
     sizes = problem.hardware.view(block.host)
