@@ -33,13 +33,13 @@ _SUFFIXES |= {
 @lru_cache(maxsize=4096)  # properties repeat over a cluster's GPUs
 def amount_of(text: str) -> Fraction | None:
     """Returns the amount that a text stands for; None where it stands for none."""
-    found = _GRAMMAR.fullmatch(text) if len(text) <= _LONGEST and text.isascii() else None
-    if found is None:
+    match = _GRAMMAR.fullmatch(text) if len(text) <= _LONGEST and text.isascii() else None
+    if match is None:
         return None
-    number = Fraction(found["number"])
-    if found["power"]:
-        return number * Fraction(10) ** int(found["power"])
-    suffix = found["suffix"]
+    number = Fraction(match["number"])
+    if match["power"]:
+        return number * Fraction(10) ** int(match["power"])
+    suffix = match["suffix"]
     if suffix is None:
         return number
     scale = _SUFFIXES.get(suffix)

@@ -34,19 +34,19 @@ def automatic_classes(gpus: Iterable[Mapping[str, str]]) -> tuple[ResourceClass,
         size = _gib(properties.get("memory", ""))
         if size:
             sizes.setdefault(name, set()).add(size)
-    found = []
+    automatic = []
     for name, kinds in models.items():
         same = (
             _one_of("vendor", {vendor for vendor, _ in kinds}),
             _one_of("model", {model for _, model in kinds}),
         )
-        found.append(ResourceClass(name, Selector((Term(same),)), managed=True))
+        automatic.append(ResourceClass(name, Selector((Term(same),)), managed=True))
         if len(sizes.get(name, ())) > 1:
-            found += [
+            automatic += [
                 ResourceClass(f"{name}.{size}gib", Selector((Term((*same, *_size(size))),)), managed=True)
                 for size in sizes[name]
             ]
-    return tuple(sorted(found, key=lambda one: one.name))
+    return tuple(sorted(automatic, key=lambda automatic_class: automatic_class.name))
 
 
 def class_name(vendor: str, model: str) -> str:

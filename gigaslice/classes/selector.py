@@ -98,8 +98,12 @@ class Selector:
         return [
             {
                 "matchExpressions": [
-                    {"key": one.key, "operator": one.operator.value, "values": list(one.values)}
-                    for one in term.conditions
+                    {
+                        "key": condition.key,
+                        "operator": condition.operator.value,
+                        "values": list(condition.values),
+                    }
+                    for condition in term.conditions
                 ]
             }
             for term in self.terms
@@ -126,7 +130,7 @@ def parse_selector(document: object) -> Selector:
             )
         if not _list(where, terms):
             raise ClassError(f"{where}: write one term or more")
-    return Selector(tuple(_term(f"{where}[{i}]", one) for i, one in enumerate(_list(where, terms))))
+    return Selector(tuple(_term(f"{where}[{i}]", term) for i, term in enumerate(_list(where, terms))))
 
 
 def _term(where: str, document: object) -> Term:
@@ -142,17 +146,19 @@ def _term(where: str, document: object) -> Term:
         raise ClassError(
             f'{where}.matchLabels: write properties with their values, such as model: "Tesla T4"'
         )
-    found = [
+    requirements = [
         Requirement(_key(f"{where}.matchLabels", key), Operator.IN, (_value(f"{where}.matchLabels", value),))
         for key, value in labels.items()
     ]
     expressions = document.get("matchExpressions")
     if expressions is not None:
         name = f"{where}.matchExpressions"
-        found += [_condition(f"{name}[{i}]", one) for i, one in enumerate(_list(name, expressions))]
-    if len(found) > _MOST:
+        requirements += [
+            _condition(f"{name}[{i}]", expression) for i, expression in enumerate(_list(name, expressions))
+        ]
+    if len(requirements) > _MOST:
         raise ClassError(f"{where}: write at most {_MOST} conditions")
-    return Term(tuple(found))
+    return Term(tuple(requirements))
 
 
 def _condition(where: str, document: object) -> Requirement:
@@ -162,10 +168,10 @@ def _condition(where: str, document: object) -> Requirement:
     try:
         operator = Operator(document.get("operator"))
     except ValueError:
-        names = ", ".join(one.value for one in Operator)
+        names = ", ".join(operator.value for operator in Operator)
         raise ClassError(f"{where}.operator: write one of {names}") from None
     values = tuple(
-        _value(f"{where}.values", one) for one in _list(f"{where}.values", document.get("values") or ())
+        _value(f"{where}.values", text) for text in _list(f"{where}.values", document.get("values") or ())
     )
     if operator in _NO_VALUES and values:
         raise ClassError(f"{where}.values: {operator.value} takes no values; leave them out")

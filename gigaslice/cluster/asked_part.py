@@ -27,9 +27,9 @@ def asked_part(
     many of the GPUs that its assignment names, the largest shares first.
     """
     kept = {
-        one.name: _asked(shares, *_amounts(one, classes, units))
-        for one in pod.containers
-        if (shares := assignment.containers.get(one.name))
+        container.name: _asked(shares, *_amounts(container, classes, units))
+        for container in pod.containers
+        if (shares := assignment.containers.get(container.name))
     }
     counted = {name: shares for name, shares in kept.items() if shares}
     return Assignment(counted) if counted else None
@@ -46,8 +46,8 @@ def _amounts(
     for name, count in container.requests.items():
         if not name.startswith(CLASS_PREFIX):
             continue
-        known = classes.get(name.removeprefix(CLASS_PREFIX))
-        share = known.share if known is not None else None
+        resource_class = classes.get(name.removeprefix(CLASS_PREFIX))
+        share = resource_class.share if resource_class is not None else None
         if share is None or not share.memory_bytes:
             whole += count
         else:
@@ -58,7 +58,7 @@ def _amounts(
 def _asked(shares: Sequence[Share], slices: int, whole: int) -> tuple[Share, ...]:
     if not whole and sum(share.slices for share in shares) <= slices:
         return tuple(shares)  # as a scheduler writes it
-    kept = {share.gpu: share for share in sorted(shares, key=lambda one: -one.slices)[:whole]}
+    kept = {share.gpu: share for share in sorted(shares, key=lambda share: -share.slices)[:whole]}
     for share in shares:
         if share.gpu in kept:
             continue

@@ -48,9 +48,9 @@ def choose_gpus(problem: NodeProblem, room: NodeRoom, policy: Policy = Policy.GA
         return _choose(problem, room, problem.hardware.all_gpus, policy)
     preferred = _preferred_set(problem, room, policy)
     for gpus in (*([preferred] if preferred else ()), *_sets(problem, room)):
-        found = _choose(problem, room, gpus, policy)
-        if found is not None:
-            return found
+        assigned = _choose(problem, room, gpus, policy)
+        if assigned is not None:
+            return assigned
     return None
 
 
@@ -91,11 +91,11 @@ def _given_back(before: NodeRoom, after: NodeRoom) -> NodeRoom:
     """Returns what the containers that start later have, as room for one that ends before them."""
     return tuple(
         GpuRoom(
-            one.free - left.free, one.own_free - left.own_free, one.cores - left.cores, one.foreign, one.own
+            gpu.free - left.free, gpu.own_free - left.own_free, gpu.cores - left.cores, gpu.foreign, gpu.own
         )
-        if one.free > left.free
+        if gpu.free > left.free
         else NOTHING
-        for one, left in zip(before, after, strict=True)
+        for gpu, left in zip(before, after, strict=True)
     )
 
 
@@ -106,27 +106,27 @@ def _placed(
     hardware = problem.hardware
     free, taken = within, list[Taken]()
     for request, gpus in block.asks:
-        found: list[Taken] | None = None
+        placed: list[Taken] | None = None
         state = hardware.state(room, block.host, block.memory_bytes)
         if request.exclusive:
             own = sum(1 << gpu for gpu in bits(gpus & free) if room[gpu].own and not room[gpu].foreign)
-            found = _place_on(state, replace(request, exclusive=False), own, policy)
-        if found is None:
-            found = _place_on(state, request, gpus & free, policy)
-        if found is None:
+            placed = _place_on(state, replace(request, exclusive=False), own, policy)
+        if placed is None:
+            placed = _place_on(state, request, gpus & free, policy)
+        if placed is None:
             return None
-        taken += found
-        free &= ~sum(1 << one.gpu for one in found)
+        taken += placed
+        free &= ~sum(1 << share.gpu for share in placed)
     return tuple(taken)
 
 
 def _place_on(state: NodeState, request: Request, gpus: int, policy: Policy) -> list[Taken] | None:
     if not gpus:
         return None
-    found = place(state, replace(request, only=frozenset(str(gpu) for gpu in bits(gpus))), policy)
-    if not isinstance(found, Placement):
+    placement = place(state, replace(request, only=frozenset(str(gpu) for gpu in bits(gpus))), policy)
+    if not isinstance(placement, Placement):
         return None
-    return [Taken(int(share.gpu), share.slices, share.cores) for share in found.shares]
+    return [Taken(int(share.gpu), share.slices, share.cores) for share in placement.shares]
 
 
 def _preferred_set(problem: NodeProblem, room: NodeRoom, policy: Policy) -> int:
@@ -136,8 +136,8 @@ def _preferred_set(problem: NodeProblem, room: NodeRoom, policy: Policy) -> int:
         return 0
     request = replace(block.asks[0].request, gpus=problem.together, parts=(), total=problem.most, slices=None)
     state = problem.hardware.state(room, block.host, block.memory_bytes)
-    found = _place_on(state, request, block.asks[0].gpus, policy)
-    return sum(1 << one.gpu for one in found or ())
+    shares = _place_on(state, request, block.asks[0].gpus, policy)
+    return sum(1 << share.gpu for share in shares or ())
 
 
 def _sets(problem: NodeProblem, room: NodeRoom) -> list[int]:
@@ -147,8 +147,15 @@ def _sets(problem: NodeProblem, room: NodeRoom) -> list[int]:
     for units in block.alternatives:
         for unit in units:
             allowed |= unit.gpus
-    tried, found = set(), []
-    masks = sorted({unit.gpus for one in problem.blocks for units in one.alternatives for unit in units})
+    tried, gpu_sets = set(), []
+    masks = sorted(
+        {
+            unit.gpus
+            for container_block in problem.blocks
+            for units in container_block.alternatives
+            for unit in units
+        }
+    )
     for gpus in combinations(bits(allowed), problem.together):
         kind = tuple(
             sorted(
@@ -164,5 +171,5 @@ def _sets(problem: NodeProblem, room: NodeRoom) -> list[int]:
         key = repr(kind)
         if key not in tried:
             tried.add(key)
-            found.append(sum(1 << gpu for gpu in gpus))
-    return found
+            gpu_sets.append(sum(1 << gpu for gpu in gpus))
+    return gpu_sets

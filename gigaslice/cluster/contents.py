@@ -58,13 +58,13 @@ class ClusterContents(ABC):
     def nodes(self) -> Sequence[str]:
         """The names of all nodes of the cluster, in order."""
         if self._sorted is None:
-            self._sorted = tuple(sorted(name for name, record in self._nodes.items() if record.known))
+            self._sorted = tuple(sorted(name for name, record in self._nodes.items() if record.registered))
         return self._sorted
 
     def facts(self, node: str) -> NodeFacts | None:
         """Returns what the API server says about a node; None for one that it does not know."""
         record = self._nodes.get(node)
-        return record.facts if record is not None and record.known else None
+        return record.facts if record is not None and record.registered else None
 
     def agents_rights(self) -> AnnotationRights:
         """Returns which annotations of pods the agents of most GPUs take: for those who were not told."""
@@ -80,23 +80,27 @@ class ClusterContents(ABC):
         if record is None:
             return ()
         on: list[list[GpuHolder]] = [[] for _ in record.gpus]
-        for one in sorted(record.holdings(), key=lambda one: one.uid):
-            for share in one.shares:
+        for pod_holdings in sorted(record.holdings(), key=lambda pod_holdings: pod_holdings.uid):
+            for share in pod_holdings.shares:
                 gpu = record.positions.get(share.gpu)
                 if gpu is not None:
                     on[gpu].append(
                         GpuHolder(
-                            one.uid,
+                            pod_holdings.uid,
                             share.slices,
                             share.cores,
-                            one.namespace,
-                            one.name,
-                            one.priority,
-                            one.reserved,
+                            pod_holdings.namespace,
+                            pod_holdings.name,
+                            pod_holdings.priority,
+                            pod_holdings.reserved,
                         )
                     )
         return tuple(
-            GpuHolders(gpu, max(0, gpu.gpu.slices - sum(one.slices for one in holders)), tuple(holders))
+            GpuHolders(
+                gpu,
+                max(0, gpu.gpu.slices - sum(gpu_holders.slices for gpu_holders in holders)),
+                tuple(holders),
+            )
             for gpu, holders in zip(record.gpus, on, strict=True)
         )
 
@@ -120,10 +124,10 @@ class ClusterContents(ABC):
     def put_node(self, facts: NodeFacts) -> None:
         """Takes a node as it is now."""
         record = self._record(facts.name)
-        same = record.known and record.facts.inventory_text == facts.inventory_text
-        if not record.known:
+        same = record.registered and record.facts.inventory_text == facts.inventory_text
+        if not record.registered:
             self._sorted = None
-        record.facts, record.known = facts, True
+        record.facts, record.registered = facts, True
         if same:
             return
         record.read_inventory(self._kinds)
@@ -133,9 +137,9 @@ class ClusterContents(ABC):
     def drop_node(self, name: str) -> None:
         """Takes a node away. Pods on it count again when it comes back."""
         record = self._nodes.get(name)
-        if record is None or not record.known:
+        if record is None or not record.registered:
             return
-        record.facts, record.known, self._sorted = NodeFacts(name), False, None
+        record.facts, record.registered, self._sorted = NodeFacts(name), False, None
         record.read_inventory(self._kinds)
         self._changed(record)
         self._forget_if_empty(record)
@@ -191,11 +195,11 @@ class ClusterContents(ABC):
         if node is not None:
             self._take_off(uid, node)
 
-    def put_class(self, one: ResourceClass) -> None:
+    def put_class(self, resource_class: ResourceClass) -> None:
         """Takes a class as it is now. Pods that are bound stay where they are."""
-        if self._classes.get(one.name) != one:
-            self._classes[one.name] = one
-            self._class_changed(one.name)
+        if self._classes.get(resource_class.name) != resource_class:
+            self._classes[resource_class.name] = resource_class
+            self._class_changed(resource_class.name)
 
     def drop_class(self, name: str) -> None:
         """Takes a class away."""
@@ -250,7 +254,7 @@ class ClusterContents(ABC):
 
     def _forget_if_empty(self, record: NodeRecord) -> None:
         counted = record.bound or record.pending or record.unread or record.reserved
-        if not record.known and not counted:
+        if not record.registered and not counted:
             self._nodes.pop(record.facts.name, None)
 
     def _take_off(self, uid: str, node: str) -> None:
@@ -278,10 +282,10 @@ class ClusterContents(ABC):
         """Returns the containers of a bound pod as they were decided: by what it was chosen for or, where that is not
         known here, by how it was seen first. What its annotations say later has no effect on the GPUs that it has.
         """
-        found = self._traits.get(pod.uid)
-        if found is None:
-            found = self._traits[pod.uid] = traits_of_pod(pod, self.units.rights)
-        return found
+        traits = self._traits.get(pod.uid)
+        if traits is None:
+            traits = self._traits[pod.uid] = traits_of_pod(pod, self.units.rights)
+        return traits
 
     def _assignment(self, pod: Pod) -> Assignment | None:
         """Returns what a pod was assigned, as far as it asks for that; None where it was not, or asks for nothing."""

@@ -88,8 +88,8 @@ def finished(steps: Steps[T]) -> T:
         try:
             next(steps)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            result: T = end.value
+            return result
 
 
 def plans(
@@ -127,26 +127,26 @@ def planning(
     Returns:
         Plans that each stand for themselves, those that move the fewest bytes first.
     """
-    found: list[FreeingPlan] = []
+    plans: list[FreeingPlan] = []
     planner = _Planner(nodes, movable, place)
     targets: list[_Target] = []
     for name, state in nodes.items():
         planner.learn(name, state)
         targets += _targets(name, state, movable, gpus)
         yield
-    for number, target in enumerate(sorted(targets, key=lambda one: one.order)):
-        if len(found) == most or number == tries:
+    for number, target in enumerate(sorted(targets, key=lambda gpu_set: gpu_set.order)):
+        if len(plans) == most or number == tries:
             break
         plan = yield from planner.plan(target)
         if plan is not None:
-            found.append(plan)
-    return found
+            plans.append(plan)
+    return plans
 
 
 def _targets(name: str, state: NodeState, movable: Mapping[str, MovablePod], count: int) -> Iterator[_Target]:
     """The sets of COUNT GPUs of a node that are in use, and could be freed if their pods found room elsewhere."""
     holders = state.usage().holders
-    sizes = {one.name: _bytes(state, one.shares) for one in state.occupants}
+    sizes = {occupant.name: _bytes(state, occupant.shares) for occupant in state.occupants}
     for members in _sets(state, count):
         names = tuple(sorted({pod for gpu in members for pod in holders[gpu]}))
         if not names or not all(state.gpus[gpu].healthy for gpu in members):
@@ -163,11 +163,13 @@ def _sets(state: NodeState, count: int) -> Iterator[tuple[int, ...]]:
             yield from ((gpu,) for gpu in pool.members)
         elif len(pool.members) >= count:
             tree = build_tree(state.topology, pool.members)
-            sets = [sum(1 << gpu for gpu in one) for one in combinations(range(len(pool.members)), count)]
+            sets = [
+                sum(1 << gpu for gpu in members) for members in combinations(range(len(pool.members)), count)
+            ]
             nearest = min(map(tree.bottleneck, sets))
-            for one in sets:
-                if tree.bottleneck(one) == nearest:
-                    yield tuple(pool.members[gpu] for gpu in bits(one))
+            for gpu_set in sets:
+                if tree.bottleneck(gpu_set) == nearest:
+                    yield tuple(pool.members[gpu] for gpu in bits(gpu_set))
 
 
 class _Planner:

@@ -123,12 +123,12 @@ class PodDemand:
     @property
     def classes(self) -> frozenset[str]:
         """The classes that it names."""
-        return frozenset(units.name for one in self.containers for units in one.classes)
+        return frozenset(units.name for container in self.containers for units in container.classes)
 
     @property
     def same_gpu(self) -> bool:
         """Whether all containers are to be on the same GPUs."""
-        return any(one.options.same_gpu for one in self.containers)
+        return any(container.options.same_gpu for container in self.containers)
 
 
 _UNITS = ClusterUnits()
@@ -148,18 +148,21 @@ def demand_of(
     pod: Pod, classes: Mapping[str, ResourceClass], units: ClusterUnits = _UNITS
 ) -> PodDemand | Refusal:
     """Returns what a pod asks for; a refusal where that cannot be meant on any node."""
-    found = []
+    demands = []
     annotations = annotations_by_container(pod.annotations)
     for container in pod.containers:
         if not _asked(container, units):
             continue
-        one = _container(annotations(container.name), container, classes, units)
-        if isinstance(one, Refusal):
-            return one
-        found.append(one)
-    if any(one.options.same_gpu for one in found):
-        found = [replace(one, options=replace(one.options, same_gpu=True)) for one in found]
-    return PodDemand(tuple(found))
+        container_demand = _container(annotations(container.name), container, classes, units)
+        if isinstance(container_demand, Refusal):
+            return container_demand
+        demands.append(container_demand)
+    if any(container_demand.options.same_gpu for container_demand in demands):
+        demands = [
+            replace(container_demand, options=replace(container_demand.options, same_gpu=True))
+            for container_demand in demands
+        ]
+    return PodDemand(tuple(demands))
 
 
 def _asked(container: PodContainer, units: ClusterUnits) -> bool:
@@ -188,7 +191,7 @@ def _container(
         for name, count in sorted(container.requests.items())
         if name.startswith(CLASS_PREFIX)
     }
-    one = ContainerDemand(
+    container_demand = ContainerDemand(
         container.name,
         container.kind,
         resource,
@@ -198,7 +201,7 @@ def _container(
         options=replace(_relevant(options), gpus=None) if gpus and not counts else _relevant(options),
     )
     if counts:
-        return _of_classes(one, container, counts, classes, units)
+        return _of_classes(container_demand, container, counts, classes, units)
     if slices and gpus:
         return _invalid(
             container,
@@ -208,7 +211,7 @@ def _container(
     if gpus and (odd := _divided(options, gpus)):
         return _invalid(container, f"{odd} of {gpus} whole GPUs has no meaning; leave it out")
     odd_slices = options.contradictions(slices) if slices else ()
-    return _invalid(container, "; ".join(odd_slices)) if odd_slices else one
+    return _invalid(container, "; ".join(odd_slices)) if odd_slices else container_demand
 
 
 def _unknown(
@@ -226,7 +229,7 @@ def _unknown(
 
 
 def _of_classes(
-    one: ContainerDemand,
+    base: ContainerDemand,
     container: PodContainer,
     counts: Mapping[str, int],
     classes: Mapping[str, ResourceClass],
@@ -235,13 +238,13 @@ def _of_classes(
     if unknown := _unknown(container, counts, classes):
         return unknown
     total = sum(counts.values())
-    if odd := _divided(one.options, total):
+    if odd := _divided(base.options, total):
         return _invalid(container, f"{odd} and GPU classes both say how many GPUs; leave {odd} out")
     shares = {name: share for name in counts if (share := classes[name].share) is not None}
     shared = {name: -(-share.memory_bytes // units.slice_bytes) for name, share in shares.items()}
     memory = sum(slices * counts[name] for name, slices in shared.items())
     rest = total - sum(counts[name] for name in shared)  # units that are no share by themselves
-    resource = one.resource or units.memory_resource
+    resource = base.resource or units.memory_resource
     if (
         shared and rest
     ):  # two answers of the agent would each name the container's GPUs, and one of them be lost
@@ -252,15 +255,15 @@ def _of_classes(
             f"class {part} is a share of a GPU and class {whole} a whole one; ask for one kind in a container, and for "
             "the other in another container of the pod",
         )
-    if shared and one.slices and one.slices != memory:
+    if shared and base.slices and base.slices != memory:
         return _invalid(
             container, f"its classes are {memory} of {resource} altogether; write {memory}, or leave it out"
         )
-    if one.gpus and one.gpus != rest:
-        said = f"write {rest}, or leave it out" if rest else f"write {memory} of {resource} in place of it"
-        return _invalid(container, f"its classes are {rest} of {units.gpu_resource} altogether; {said}")
-    spread = one.slices if one.slices and not shared and not one.gpus else 0
-    if one.slices and one.gpus and not shared:
+    if base.gpus and base.gpus != rest:
+        remedy = f"write {rest}, or leave it out" if rest else f"write {memory} of {resource} in place of it"
+        return _invalid(container, f"its classes are {rest} of {units.gpu_resource} altogether; {remedy}")
+    spread = base.slices if base.slices and not shared and not base.gpus else 0
+    if base.slices and base.gpus and not shared:
         return _invalid(
             container,
             f"{resource} and {units.gpu_resource} are both asked for; write one of the two beside the class",
@@ -270,35 +273,35 @@ def _of_classes(
             container,
             f"{spread} of {resource} cannot be spread over {total} GPUs; write {total} or a multiple",
         )
-    found: list[ClassUnits] = []
+    class_units: list[ClassUnits] = []
     for name, count in counts.items():
         cores = shares[name].cores if name in shares else 0
-        if cores and one.options.cores not in (0, cores):
+        if cores and base.options.cores not in (0, cores):
             return _invalid(
                 container,
                 f"gigaslice.io/cores: class {name} says {cores}; leave the annotation out, or write {cores}",
             )
-        cores = cores or one.options.cores
+        cores = cores or base.options.cores
         if name in shared:
-            found.append(ClassUnits(name, count, shared[name], cores))
+            class_units.append(ClassUnits(name, count, shared[name], cores))
         elif spread:
             each, larger = divmod(spread, total)
             larger = min(larger, count)
-            found += [
+            class_units += [
                 ClassUnits(name, number, slices, cores)
                 for number, slices in ((larger, each + 1), (count - larger, each))
                 if number
             ]
         else:
-            found.append(ClassUnits(name, count, 0, CORES_PER_GPU))
+            class_units.append(ClassUnits(name, count, 0, CORES_PER_GPU))
     return replace(
-        one,
+        base,
         resource=resource if shared or spread else "",
         whole_resource=units.gpu_resource if rest and not spread else "",
         slices=0,
         gpus=0,
-        classes=tuple(found),
-        options=replace(one.options, gpus=None),
+        classes=tuple(class_units),
+        options=replace(base.options, gpus=None),
     )
 
 

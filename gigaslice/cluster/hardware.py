@@ -120,11 +120,11 @@ class Hardware:
 
     def real_slices(self, gpu: int, slices: int, host: bool) -> int:
         """Returns how many of so many slices of a GPU are its own memory, rounded up."""
-        one = self.gpus[gpu]
-        if not one.host_bytes or not host:
+        device = self.gpus[gpu]
+        if not device.host_bytes or not host:
             return slices
-        own, size = one.own_slices * one.slice_bytes, one.slice_bytes
-        real = physical_share(slices * size, own, one.slices * size - own)
+        own, size = device.own_slices * device.slice_bytes, device.slice_bytes
+        real = physical_share(slices * size, own, device.slices * size - own)
         return min(slices, -(-real // size))
 
     def state(self, room: NodeRoom, host: bool, memory_bytes: int = 0) -> NodeState:
@@ -162,11 +162,11 @@ class HardwareKinds:
         self, hardware: Hardware, properties: Sequence[Mapping[str, str]], numa: Sequence[int | None]
     ) -> NodeKind:
         """Returns the kind of node with this hardware, and per GPU these properties and this NUMA node."""
-        key = (hardware, tuple(tuple(sorted(one.items())) for one in properties), tuple(numa))
-        found = self._alike.get(key)
-        if found is None:
-            found = self._alike[key] = NodeKind(hardware)
-        return found
+        key = (hardware, tuple(tuple(sorted(row.items())) for row in properties), tuple(numa))
+        kind = self._alike.get(key)
+        if kind is None:
+            kind = self._alike[key] = NodeKind(hardware)
+        return kind
 
     def forget_class(self, name: str) -> None:
         """Forgets which GPUs are of a class, on all kinds of nodes that anything still refers to."""
@@ -181,7 +181,7 @@ class HardwareKinds:
             (gpu.model, gpu.memory_bytes, gpu.slices, gpu.slice_bytes, gpu.host_bytes) for gpu in gpus
         )
         key = (sizes, topology, tuple(resources), whole_resource)
-        found = self._kinds.get(key)
-        if found is None:
-            found = self._kinds[key] = Hardware.of(gpus, topology, resources, whole_resource)
-        return found
+        hardware = self._kinds.get(key)
+        if hardware is None:
+            hardware = self._kinds[key] = Hardware.of(gpus, topology, resources, whole_resource)
+        return hardware

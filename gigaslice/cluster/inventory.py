@@ -94,15 +94,15 @@ class NodeInventory:
 
     def state(self, occupants: Sequence[Occupant] = ()) -> NodeState:
         """Returns the node for placement, with its own held allocations and the given ones."""
-        return NodeState.build([one.gpu for one in self.gpus], self.topology, [*self.held, *occupants])
+        return NodeState.build([gpu.gpu for gpu in self.gpus], self.topology, [*self.held, *occupants])
 
     def encode(self) -> str:
         """Returns the annotation's text; equal inventories have equal texts."""
-        index = {one.gpu.uuid: number for number, one in enumerate(self.gpus)}
+        index = {gpu.gpu.uuid: number for number, gpu in enumerate(self.gpus)}
         size = len(self.gpus)
         document: dict[str, Any] = {
             "schema": SCHEMA,
-            "gpus": [_gpu_row(one) for one in self.gpus],
+            "gpus": [_gpu_row(gpu) for gpu in self.gpus],
             "levels": [[int(self.topology.levels[i][j]) for j in range(i)] for i in range(size)],
             "wholeResource": self.whole_resource,
         }
@@ -115,8 +115,10 @@ class NodeInventory:
                 document[name] = {uid: [index[gpu] for gpu in recorded[uid]] for uid in sorted(recorded)}
         if self.held:
             document["held"] = {
-                one.name: [[index[share.gpu], share.slices, share.cores] for share in one.shares]
-                for one in sorted(self.held, key=lambda one: one.name)
+                pod_holdings.name: [
+                    [index[share.gpu], share.slices, share.cores] for share in pod_holdings.shares
+                ]
+                for pod_holdings in sorted(self.held, key=lambda pod_holdings: pod_holdings.name)
             }
         return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
 
@@ -145,8 +147,8 @@ class NodeInventory:
             raise InventoryFormatError(f"the inventory makes no sense: {error}") from None
 
 
-def _gpu_row(one: InventoryGpu) -> dict[str, Any]:
-    gpu = one.gpu
+def _gpu_row(inventory_gpu: InventoryGpu) -> dict[str, Any]:
+    gpu = inventory_gpu.gpu
     row: dict[str, Any] = {
         "uuid": gpu.uuid,
         "index": gpu.index,
@@ -154,14 +156,14 @@ def _gpu_row(one: InventoryGpu) -> dict[str, Any]:
         "memoryBytes": gpu.memory_bytes,
         "slices": gpu.slices,
         "sliceBytes": gpu.slice_bytes,
-        "free": one.free,
-        "resource": one.resource,
+        "free": inventory_gpu.free,
+        "resource": inventory_gpu.resource,
     }
     optional = {
         "hostBytes": gpu.host_bytes,
         "pciBusId": gpu.pci_bus_id,
-        "unhealthy": one.unhealthy,
-        "properties": {key: one.properties[key] for key in sorted(one.properties)},
+        "unhealthy": inventory_gpu.unhealthy,
+        "properties": {key: inventory_gpu.properties[key] for key in sorted(inventory_gpu.properties)},
     }
     if gpu.numa_node is not None:
         row["numa"] = gpu.numa_node
@@ -174,7 +176,7 @@ def _inventory(document: Mapping[str, Any]) -> NodeInventory:
         raise InventoryFormatError(f"more than {_MOST_GPUS} GPUs")
     gpus = tuple(_gpu(_object("a GPU", row)) for row in rows)
     size = len(gpus)
-    if len({one.gpu.uuid for one in gpus}) != size:
+    if len({gpu.gpu.uuid for gpu in gpus}) != size:
         raise InventoryFormatError("two GPUs have the same UUID")
     levels = _triangle("levels", document.get("levels"), size)
     nvlinks = document.get("nvlinks")
@@ -258,7 +260,7 @@ def _topology(size: int, levels: _Triangle, nvlinks: _Triangle) -> Topology:
 
 def _triangle(name: str, value: object, size: int) -> _Triangle:
     """A matrix below its diagonal: as many rows as GPUs, each as long as its number."""
-    rows = tuple(tuple(_count(name, one) for one in _list(name, row)) for row in _list(name, value))
+    rows = tuple(tuple(_count(name, value) for value in _list(name, row)) for row in _list(name, value))
     if [len(row) for row in rows] != list(range(size)):
         raise InventoryFormatError(f"{name} do not fit the GPUs")
     return rows

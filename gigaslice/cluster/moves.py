@@ -67,10 +67,10 @@ def freeing_steps(
         if node is None:
             continue
         nodes[name], kinds[name] = node, kind
-        for one in node.occupants:
-            pod = pods.get(one.name)
+        for occupant in node.occupants:
+            pod = pods.get(occupant.name)
             if pod is not None and may_be_moved(pod):
-                moved[one.name], movable[one.name] = pod, MovablePod(one.name, pod.node)
+                moved[occupant.name], movable[occupant.name] = pod, MovablePod(occupant.name, pod.node)
     demands: dict[str, PodDemand | Refusal] = {}
 
     def place(name: str, node: NodeState, pod: MovablePod) -> tuple[Share, ...] | None:
@@ -79,8 +79,8 @@ def freeing_steps(
         demand = demands[pod.name]
         if isinstance(demand, Refusal) or not demand.any or state.hardware(name) is not kinds[name]:
             return None
-        found = state.choose_in(_room(node), demand, name)
-        return None if found is None else _together(found)
+        assigned = state.choose_in(_room(node), demand, name)
+        return None if assigned is None else _together(assigned)
 
     return (yield from planning(nodes, movable, place, gpus=gpus, most=most, tries=tries))
 
@@ -101,12 +101,14 @@ def _node(state: ClusterState, name: str) -> NodeState | None:
         return None
     shares: dict[str, list[Share]] = {}
     gpus = []
-    for one, room in zip(state.holders(name), state.room(name), strict=True):
-        for holder in one.holders:
-            shares.setdefault(holder.uid, []).append(Share(one.gpu.gpu.uuid, holder.slices, holder.cores))
-        shut = one.free > 0 and room.free == 0  # one pod's alone, or unhealthy
-        gpus.append((one.gpu.gpu, not shut and not one.gpu.unhealthy))
-    occupants = [Occupant(uid, tuple(found)) for uid, found in shares.items()]
+    for gpu_holders, room in zip(state.holders(name), state.room(name), strict=True):
+        for holder in gpu_holders.holders:
+            shares.setdefault(holder.uid, []).append(
+                Share(gpu_holders.gpu.gpu.uuid, holder.slices, holder.cores)
+            )
+        shut = gpu_holders.free > 0 and room.free == 0  # one pod's alone, or unhealthy
+        gpus.append((gpu_holders.gpu.gpu, not shut and not gpu_holders.gpu.unhealthy))
+    occupants = [Occupant(uid, tuple(pod_shares)) for uid, pod_shares in shares.items()]
     node = NodeState.build([gpu for gpu, _ in gpus], hardware.topology, occupants)
     for gpu, good in gpus:
         node = node if good else node.with_health(gpu.uuid, healthy=False)
@@ -131,9 +133,9 @@ def _room(node: NodeState) -> NodeRoom:
 
 def _together(assignment: Assignment) -> tuple[Share, ...]:
     """What all containers have, one share per GPU. Init containers count too: a plan may be too careful."""
-    found: dict[str, tuple[int, int]] = {}
+    totals: dict[str, tuple[int, int]] = {}
     for shares in assignment.containers.values():
         for share in shares:
-            slices, cores = found.get(share.gpu, (0, 0))
-            found[share.gpu] = slices + share.slices, min(CORES_PER_GPU, cores + share.cores)
-    return tuple(Share(gpu, *found[gpu]) for gpu in sorted(found))
+            slices, cores = totals.get(share.gpu, (0, 0))
+            totals[share.gpu] = slices + share.slices, min(CORES_PER_GPU, cores + share.cores)
+    return tuple(Share(gpu, *totals[gpu]) for gpu in sorted(totals))

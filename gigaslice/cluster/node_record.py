@@ -64,7 +64,7 @@ class NodeRecord:
 
     Attributes:
         facts: As they came last.
-        known: The API server has it; before, only pods on it may be known.
+        registered: The API server has it; before, only pods on it may be there.
         problem: Why its GPUs are not known; None where they are.
         gpus: By index.
         kind: What it has in common with others.
@@ -84,7 +84,7 @@ class NodeRecord:
     """
 
     facts: NodeFacts
-    known: bool = False
+    registered: bool = False
     problem: RefusalReason | None = RefusalReason.NO_INVENTORY
     gpus: tuple[InventoryGpu, ...] = ()
     kind: NodeKind | None = None
@@ -113,16 +113,18 @@ class NodeRecord:
         A pod counts by its assignment, and by what its agent lists where that is not what it was assigned: then its
         annotation says something else than its agent has recorded.
         """
-        found = dict(self.reserved)
-        found.update(self.unplaced)
-        found.update(self.bound)
-        for one in self.listed:
-            known = found.get(one.uid)
-            found[one.uid] = one if known is None or known.reserved else replace(known, shares=one.shares)
+        by_uid = dict(self.reserved)
+        by_uid.update(self.unplaced)
+        by_uid.update(self.bound)
+        for listed in self.listed:
+            counted = by_uid.get(listed.uid)
+            by_uid[listed.uid] = (
+                listed if counted is None or counted.reserved else replace(counted, shares=listed.shares)
+            )
         for uid in {*self.exclusive, *self.lent} if self.exclusive or self.lent else ():
-            if uid in found:
-                found[uid] = self._as_recorded(found[uid])
-        return list(found.values())
+            if uid in by_uid:
+                by_uid[uid] = self._as_recorded(by_uid[uid])
+        return list(by_uid.values())
 
     def closed(self, without: Collection[str] = ()) -> bool:
         """Whether a pod is on it of which neither an assignment nor the agent says what it holds.
@@ -132,19 +134,19 @@ class NodeRecord:
         """
         if not self.unread:
             return False
-        return bool(self.unread.difference(without, (one.uid for one in self.listed)))
+        return bool(self.unread.difference(without, (pod_holdings.uid for pod_holdings in self.listed)))
 
-    def _as_recorded(self, one: PodHoldings) -> PodHoldings:
+    def _as_recorded(self, pod_holdings: PodHoldings) -> PodHoldings:
         """Returns what a pod holds with what its agent has recorded of it, whatever its annotations say by now."""
-        alone, host = self.exclusive.get(one.uid), self.lent.get(one.uid)
+        alone, host = self.exclusive.get(pod_holdings.uid), self.lent.get(pod_holdings.uid)
         shares = (
             share._replace(
                 exclusive=share.exclusive if alone is None else share.gpu in alone,
                 host=share.host if host is None else share.gpu in host,
             )
-            for share in one.shares
+            for share in pod_holdings.shares
         )
-        return replace(one, shares=tuple(shares))
+        return replace(pod_holdings, shares=tuple(shares))
 
     def current_room(self) -> NodeRoom:
         """Returns what is left on its GPUs."""
@@ -201,31 +203,32 @@ class NodeRecord:
         self.gpus = tuple(inventory.gpus[number] for number in order)
         self.problem, self.rights = None, inventory.rights
         self.exclusive, self.lent = inventory.exclusive, inventory.lent
-        self.positions = {one.gpu.uuid: number for number, one in enumerate(self.gpus)}
-        self.unhealthy = sum(1 << number for number, one in enumerate(self.gpus) if one.unhealthy)
+        self.positions = {gpu.gpu.uuid: number for number, gpu in enumerate(self.gpus)}
+        self.unhealthy = sum(1 << number for number, gpu in enumerate(self.gpus) if gpu.unhealthy)
         self.listed = tuple(
             PodHoldings(
-                one.name, tuple(HeldShare(share.gpu, share.slices, share.cores) for share in one.shares)
+                pod_holdings.name,
+                tuple(HeldShare(share.gpu, share.slices, share.cores) for share in pod_holdings.shares),
             )
-            for one in inventory.held
+            for pod_holdings in inventory.held
         )
         in_order = order == list(range(len(order)))
         hardware = kinds.kind(
-            [one.gpu for one in self.gpus],
+            [gpu.gpu for gpu in self.gpus],
             inventory.topology if in_order else inventory.topology.reordered(order),
-            [one.resource for one in self.gpus],
+            [gpu.resource for gpu in self.gpus],
             inventory.whole_resource,
         )
         self.kind = kinds.alike(
-            hardware, [one.properties for one in self.gpus], [one.gpu.numa_node for one in self.gpus]
+            hardware, [gpu.properties for gpu in self.gpus], [gpu.gpu.numa_node for gpu in self.gpus]
         )
 
     def allowed(self, options: RequestOptions) -> int:
         """Returns the GPUs that a container's annotations allow."""
         if not options.limits_gpus:
             return (1 << len(self.gpus)) - 1
-        found = options.allowed_gpus([one.gpu for one in self.gpus])
-        return 0 if isinstance(found, Infeasible) else sum(1 << self.positions[uuid] for uuid in found)
+        uuids = options.allowed_gpus([gpu.gpu for gpu in self.gpus])
+        return 0 if isinstance(uuids, Infeasible) else sum(1 << self.positions[uuid] for uuid in uuids)
 
     def wherever_there_is_room(self, slices: int) -> tuple[HeldShare, ...]:
         """Returns shares of so many slices on the emptiest GPUs, as far as there is room."""

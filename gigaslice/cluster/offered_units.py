@@ -27,9 +27,11 @@ def offered_units(nodes: Iterable[Hardware]) -> ClusterUnits:
         if node.whole_resource:
             whole[node.whole_resource] += count * len(node.gpus)
     return ClusterUnits(
-        max(sizes, key=lambda one: (sizes[one], one), default=ClusterUnits().slice_bytes),
-        max(names, key=lambda one: (names[one], one == MEMORY_RESOURCE, len(one)), default=MEMORY_RESOURCE),
-        max(whole, key=lambda one: (whole[one], one == GPU_RESOURCE, one), default=GPU_RESOURCE),
+        max(sizes, key=lambda size: (sizes[size], size), default=ClusterUnits().slice_bytes),
+        max(
+            names, key=lambda size: (names[size], size == MEMORY_RESOURCE, len(size)), default=MEMORY_RESOURCE
+        ),
+        max(whole, key=lambda size: (whole[size], size == GPU_RESOURCE, size), default=GPU_RESOURCE),
     )
 
 

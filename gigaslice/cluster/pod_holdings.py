@@ -78,21 +78,23 @@ def traits_of_pod(pod: Pod, rights: AnnotationRights) -> tuple[ContainerTraits, 
     """Returns the containers of a pod in the order of admission, with the annotations that count."""
     flagged = any(key.startswith((EXCLUSIVE, OVERSUBSCRIBE)) for key in pod.annotations)
     meant = annotations_by_container(pod.annotations) if flagged else None
-    found = []
+    traits = []
     for container in pod.containers:
         exclusive = host = False
         if meant is not None:
             options = parse_options(meant(container.name), container.name, _NO_SIZES, rights)
             exclusive, host = options.exclusive, options.oversubscribe
-        found.append(ContainerTraits(container.name, container.kind, exclusive, host))
-    return tuple(found)
+        traits.append(ContainerTraits(container.name, container.kind, exclusive, host))
+    return tuple(traits)
 
 
 def traits_of_demand(demand: PodDemand) -> tuple[ContainerTraits, ...]:
     """Returns the containers of a demand in the order of admission."""
     return tuple(
-        ContainerTraits(one.name, one.kind, one.options.exclusive, one.options.oversubscribe)
-        for one in demand.containers
+        ContainerTraits(
+            container.name, container.kind, container.options.exclusive, container.options.oversubscribe
+        )
+        for container in demand.containers
     )
 
 
@@ -102,27 +104,27 @@ def holdings_of(assignment: Assignment, traits: tuple[ContainerTraits, ...]) -> 
     Init containers count beside the sidecars before them; a container that the pod does not name counts as one that
     runs on.
     """
-    known = {one.name for one in traits}
+    names = {container.name for container in traits}
     strangers = tuple(
         ContainerTraits(name, ContainerKind.APP, exclusive=False, host=False)
         for name in assignment.containers
-        if name not in known
+        if name not in names
     )
     beside: dict[str, tuple[int, int]] = {}
     peak: dict[str, tuple[int, int]] = {}
     exclusive: set[str] = set()
     host: dict[str, bool] = {}
-    for one in (*traits, *strangers):
-        for share in assignment.containers.get(one.name, ()):
+    for container in (*traits, *strangers):
+        for share in assignment.containers.get(container.name, ()):
             slices, cores = beside.get(share.gpu, (0, 0))
             now = (slices + share.slices, min(100, cores + share.cores))
             most = peak.get(share.gpu, (0, 0))
             peak[share.gpu] = (max(most[0], now[0]), max(most[1], now[1]))
-            if one.kind is not ContainerKind.INIT:
+            if container.kind is not ContainerKind.INIT:
                 beside[share.gpu] = now
-            if one.exclusive:
+            if container.exclusive:
                 exclusive.add(share.gpu)
-            host[share.gpu] = host.get(share.gpu, True) and one.host
+            host[share.gpu] = host.get(share.gpu, True) and container.host
     return tuple(
         HeldShare(gpu, slices, cores, gpu in exclusive, host[gpu])
         for gpu, (slices, cores) in sorted(peak.items())

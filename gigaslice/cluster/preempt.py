@@ -48,11 +48,11 @@ def victims(
     slices: dict[str, int] = {}
     levels: dict[int, set[str]] = {}
     for gpu in state.holders(node):
-        for one in gpu.holders:
-            known = one.name and not one.reserved and one.uid not in gone
-            if known and one.priority < priority and (candidates is None or one.uid in candidates):
-                slices[one.uid] = slices.get(one.uid, 0) + one.slices
-                levels.setdefault(one.priority, set()).add(one.uid)
+        for holder in gpu.holders:
+            named = holder.name and not holder.reserved and holder.uid not in gone
+            if named and holder.priority < priority and (candidates is None or holder.uid in candidates):
+                slices[holder.uid] = slices.get(holder.uid, 0) + holder.slices
+                levels.setdefault(holder.priority, set()).add(holder.uid)
     tries = 0
 
     def fits(out: frozenset[str]) -> bool:
@@ -71,10 +71,10 @@ def victims(
     if fits(frozenset()):
         return tuple(sorted(gone))
     try:
-        found = _best(limited, ordered, frozenset(), slices)
+        chosen = _best(limited, ordered, frozenset(), slices)
     except _TooManySetsError:
-        found = _spared(fits, ordered)
-    return tuple(sorted(gone | found))
+        chosen = _spared(fits, ordered)
+    return tuple(sorted(gone | chosen))
 
 
 def _best(
@@ -91,15 +91,15 @@ def _best(
             if fits(out.union(chosen) | lower)
         ]
         if sets:
-            return min(sets, key=lambda found: _cost(found, levels, slices))
+            return min(sets, key=lambda uids: _cost(uids, levels, slices))
     raise AssertionError("all of them together are enough")
 
 
 def _cost(
-    found: frozenset[str], levels: Sequence[Sequence[str]], slices: Mapping[str, int]
+    uids: frozenset[str], levels: Sequence[Sequence[str]], slices: Mapping[str, int]
 ) -> tuple[list[int], int, list[str]]:
-    counts = [sum(uid in found for uid in level) for level in reversed(levels)]
-    return counts, sum(slices[uid] for uid in found), sorted(found)
+    counts = [sum(uid in uids for uid in level) for level in reversed(levels)]
+    return counts, sum(slices[uid] for uid in uids), sorted(uids)
 
 
 def _spared(fits: _Fits, levels: Sequence[Sequence[str]]) -> frozenset[str]:

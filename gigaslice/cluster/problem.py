@@ -105,17 +105,17 @@ Masks = tuple[tuple[int, tuple[int, ...]], ...]
 def build_problem(hardware: Hardware, demand: PodDemand, masks: Masks) -> NodeProblem:
     """Returns a pod's demand on a kind of node."""
     blocks = tuple(
-        _block(hardware, one, allowed, of_class)
-        for one, (allowed, of_class) in zip(demand.containers, masks, strict=True)
+        _block(hardware, container, allowed, of_class)
+        for container, (allowed, of_class) in zip(demand.containers, masks, strict=True)
     )
     if not demand.same_gpu:
         return NodeProblem(hardware, blocks)
     gpus = max((len(units) for block in blocks for units in block.alternatives[:1]), default=1)
     beside = peak = 0
-    for one in demand.containers:
-        slices = one.slices or sum(units.count * units.slices for units in one.classes)
+    for container in demand.containers:
+        slices = container.slices or sum(units.count * units.slices for units in container.classes)
         peak = max(peak, beside + slices)
-        beside += 0 if one.kind is ContainerKind.INIT else slices
+        beside += 0 if container.kind is ContainerKind.INIT else slices
     return NodeProblem(hardware, blocks, gpus, peak)
 
 
@@ -140,21 +140,23 @@ def _block(
     if not demand.classes:
         return _of_pool(hardware, demand, allowed & (offered if demand.slices else whole), base)
     units, asks, counts = [], [], 0
-    for one, members in zip(demand.classes, of_class, strict=True):
+    for class_units, members in zip(demand.classes, of_class, strict=True):
         if not members:
             return replace(base, never=RefusalReason.NO_CLASS)
-        gpus = members & allowed & (offered if one.slices else whole)
+        gpus = members & allowed & (offered if class_units.slices else whole)
         if not gpus:
             return replace(base, never=RefusalReason.NO_MATCH)
-        if one.slices > max(gpu.slices for n, gpu in enumerate(hardware.view(host)) if gpus >> n & 1):
+        if class_units.slices > max(gpu.slices for n, gpu in enumerate(hardware.view(host)) if gpus >> n & 1):
             return replace(base, never=RefusalReason.TOO_SMALL)
-        if one.count > gpus.bit_count():
+        if class_units.count > gpus.bit_count():
             return replace(base, never=RefusalReason.TOO_FEW)
-        cores = one.cores if one.slices else 0
-        units += [GpuAmount(gpus, one.slices, cores)] * one.count
-        request = Request(gpus=one.count, slices=one.slices or None, cores=cores, exclusive=base.exclusive)
+        cores = class_units.cores if class_units.slices else 0
+        units += [GpuAmount(gpus, class_units.slices, cores)] * class_units.count
+        request = Request(
+            gpus=class_units.count, slices=class_units.slices or None, cores=cores, exclusive=base.exclusive
+        )
         asks.append(PlacementRequest(request, gpus))
-        counts += one.slices * one.count
+        counts += class_units.slices * class_units.count
     # whole GPUs and the rarest first: what can only be somewhere is not taken by what can be anywhere
     units.sort(key=lambda unit: (unit.slices != 0, unit.gpus.bit_count(), -unit.slices, unit.gpus))
     asks.sort(key=lambda ask: (ask.request.slices is not None, ask.gpus.bit_count(), ask.gpus))

@@ -30,7 +30,7 @@ def rank_key(problem: NodeProblem, room: NodeRoom, assigned: Assigned) -> RankKe
     for block, taken in zip(problem.blocks, assigned, strict=True):
         if block.lends and len(problem.blocks) > 1:
             continue
-        idle = sum(one.free > 0 and not one.foreign and not one.own for one in room)
+        idle = sum(gpu.free > 0 and not gpu.foreign and not gpu.own for gpu in room)
         if len(taken) == 1:
             key += (1, *_one(problem, room, taken[0], block.host), idle)
         else:
@@ -55,7 +55,7 @@ def _one(problem: NodeProblem, room: NodeRoom, taken: Taken, host: bool) -> tupl
 
 def _several(problem: NodeProblem, room: NodeRoom, taken: tuple[Taken, ...]) -> tuple[int, int, int]:
     scores = [
-        pair_score(problem.hardware.topology, one.gpu, other.gpu) for one, other in combinations(taken, 2)
+        pair_score(problem.hardware.topology, first.gpu, other.gpu) for first, other in combinations(taken, 2)
     ]
-    opened = sum(not room[one.gpu].foreign and not room[one.gpu].own for one in taken)
+    opened = sum(not room[share.gpu].foreign and not room[share.gpu].own for share in taken)
     return -min(scores), -sum(scores), opened

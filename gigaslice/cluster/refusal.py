@@ -106,7 +106,7 @@ class GpuReport:
         slices: Its size.
         free: Slices without a holder, also while it is unhealthy.
         free_cores: Compute share without a holder, in per cent.
-        why_not: Why it does not serve the pod, in one sentence; empty where it would.
+        refusal_reason: Why it does not serve the pod, in one sentence; empty where it would.
         holders: The pods on it, as UIDs or as the agent calls them.
     """
 
@@ -116,7 +116,7 @@ class GpuReport:
     slices: int
     free: int
     free_cores: int
-    why_not: str = ""
+    refusal_reason: str = ""
     holders: tuple[str, ...] = ()
 
 

@@ -43,7 +43,9 @@ def reason_without_room(problem: NodeProblem, room: NodeRoom, unhealthy: int) ->
 @lru_cache(maxsize=256)  # a kind of node stands for thousands of nodes
 def _fits_when_idle(problem: NodeProblem, unhealthy: int) -> bool:
     idle = problem.hardware.idle()
-    return fits(problem, tuple(NOTHING if unhealthy >> gpu & 1 else one for gpu, one in enumerate(idle)))
+    return fits(
+        problem, tuple(NOTHING if unhealthy >> gpu & 1 else gpu_room for gpu, gpu_room in enumerate(idle))
+    )
 
 
 def _short_of(problem: NodeProblem, room: NodeRoom) -> RefusalReason:

@@ -43,8 +43,8 @@ def node_report(
 def _wanted(problem: NodeProblem) -> tuple[tuple[int, int], ...]:
     if len(problem.blocks) != 1:
         return ()
-    found = {(len(units), units[0].slices): None for units in problem.blocks[0].alternatives}
-    return tuple(found) if len({gpus for gpus, _ in found}) > 1 else ()
+    amounts = {(len(units), units[0].slices): None for units in problem.blocks[0].alternatives}
+    return tuple(amounts) if len({gpus for gpus, _ in amounts}) > 1 else ()
 
 
 def _gpu(
@@ -54,17 +54,17 @@ def _gpu(
     number: int,
     holders: Sequence[tuple[str, HeldShare]],
 ) -> GpuReport:
-    one = record.gpus[number]
+    inventory_gpu = record.gpus[number]
     whys = [
         _why(record, container, block, problem.hardware, number)
         for container, block in zip(demand.containers, problem.blocks, strict=True)
     ]
     return GpuReport(
-        one.gpu.uuid,
-        one.gpu.index,
-        one.gpu.model,
-        one.gpu.slices,
-        max(0, one.gpu.slices - sum(share.slices for _, share in holders)),
+        inventory_gpu.gpu.uuid,
+        inventory_gpu.gpu.index,
+        inventory_gpu.gpu.model,
+        inventory_gpu.gpu.slices,
+        max(0, inventory_gpu.gpu.slices - sum(share.slices for _, share in holders)),
         max(0, CORES_PER_GPU - sum(share.cores for _, share in holders)),
         "" if not all(whys) else whys[0],
         tuple(sorted(uid for uid, _ in holders)),
@@ -75,13 +75,13 @@ def _why(
     record: NodeRecord, container: ContainerDemand, block: ContainerBlock, hardware: Hardware, number: int
 ) -> str:
     """Returns why a GPU serves no part of a container; empty where it does."""
-    one, room = record.gpus[number], record.current_room()[number]
-    if one.unhealthy:
-        return one.unhealthy
+    inventory_gpu, room = record.gpus[number], record.current_room()[number]
+    if inventory_gpu.unhealthy:
+        return inventory_gpu.unhealthy
     units = [unit for units in block.alternatives for unit in units if unit.gpus >> number & 1]
     if not units:
-        if container.resource and one.resource != container.resource:
-            return f"offered as {one.resource}, and {container.resource} is asked for"
+        if container.resource and inventory_gpu.resource != container.resource:
+            return f"offered as {inventory_gpu.resource}, and {container.resource} is asked for"
         classes = [units.name for units in container.classes]
         return f"not of class {' or '.join(classes)}" if classes else "not allowed by the pod's annotations"
     size = hardware.view(block.host)[number].slices

@@ -26,10 +26,14 @@ def take(hardware: Hardware, block: ContainerBlock, room: NodeRoom, taken: Seque
     """Returns the room that is left for the pod's other containers."""
     left = list(room)
     for gpu, slices, cores in taken:
-        one = left[gpu]
+        gpu_room = left[gpu]
         real = hardware.real_slices(gpu, slices, block.host)
         left[gpu] = GpuRoom(
-            one.free - slices, one.own_free - real, max(0, one.cores - cores), one.foreign, own=True
+            gpu_room.free - slices,
+            gpu_room.own_free - real,
+            max(0, gpu_room.cores - cores),
+            gpu_room.foreign,
+            own=True,
         )
     return tuple(left)
 
@@ -92,17 +96,17 @@ class Matcher:
             return
         unit = units[number]
         first = order.index(taken[-1].gpu) + 1 if number and units[number - 1] == unit else 0
-        used = {one.gpu for one in taken}
-        found = [
+        used = {share.gpu for share in taken}
+        fitting = [
             (gpu, fit)
             for gpu in order[first:]
             if gpu not in used and (fit := self._fit(block, unit, gpu, room[gpu])) is not None
         ]
         equal = next((n for n, other in enumerate(units[number:]) if other != unit), len(units) - number)
-        if len(found) < equal:
+        if len(fitting) < equal:
             return
         tried = set()
-        for gpu, fit in found:
+        for gpu, fit in fitting:
             kind = (self._alike[gpu], room[gpu])
             if kind in tried:
                 continue

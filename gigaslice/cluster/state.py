@@ -127,18 +127,18 @@ class ClusterState(ClusterContents):
             return refused
         record = self._nodes[node]
         room = record.room_without(without) if without else record.current_room()
-        found = choose_gpus(self._problem(demand, record), room, self.policy)
-        if found is None:
+        assigned = choose_gpus(self._problem(demand, record), room, self.policy)
+        if assigned is None:
             return RefusalReason.TOGETHER.refusal
-        return _named(record, demand, found)
+        return _named(record, demand, assigned)
 
     def choose_in(self, room: NodeRoom, demand: PodDemand, node: str) -> Assignment | None:
         """Returns which GPUs each container would get if so much were left on a node; None where that is too little."""
         record = self._nodes.get(node)
         if record is None or record.problem is not None:
             return None
-        found = choose_gpus(self._problem(demand, record), room, self.policy)
-        return None if found is None else _named(record, demand, found)
+        assigned = choose_gpus(self._problem(demand, record), room, self.policy)
+        return None if assigned is None else _named(record, demand, assigned)
 
     def without(self, uids: Iterable[str]) -> ClusterView:
         """Returns the cluster as if some pods were gone."""
@@ -146,16 +146,20 @@ class ClusterState(ClusterContents):
 
     def class_status(self, name: str) -> ClassStatus:
         """Returns how many GPUs serve a class; none for a class that there is not."""
-        one = self._classes.get(name)
-        if one is None:
+        resource_class = self._classes.get(name)
+        if resource_class is None:
             return ClassStatus()
-        found = []
+        on_nodes = []
         for node in self.nodes:
             record = self._nodes[node]
             gpus = bits(self._class_masks.mask(record, name))
             if gpus:
-                slices = -(-one.share.memory_bytes // self.units.slice_bytes) if one.share else 0
-                cores = one.share.cores if one.share else 0
+                slices = (
+                    -(-resource_class.share.memory_bytes // self.units.slice_bytes)
+                    if resource_class.share
+                    else 0
+                )
+                cores = resource_class.share.cores if resource_class.share else 0
                 room = record.current_room()
                 free = sum(
                     room[gpu].free >= slices and room[gpu].cores >= cores
@@ -163,8 +167,12 @@ class ClusterState(ClusterContents):
                     else room[gpu].free > 0 and not room[gpu].foreign
                     for gpu in gpus
                 )
-                found.append(ClassOnNode(node, len(gpus), free))
-        return ClassStatus(sum(one.devices for one in found), sum(one.free for one in found), tuple(found))
+                on_nodes.append(ClassOnNode(node, len(gpus), free))
+        return ClassStatus(
+            sum(on_node.devices for on_node in on_nodes),
+            sum(on_node.free for on_node in on_nodes),
+            tuple(on_nodes),
+        )
 
     def report(self, demand: PodDemand, names: Iterable[str] | None = None) -> list[NodeReport]:
         """Returns how each node looks to a pod, GPU by GPU. names: of the nodes; None for all."""
@@ -193,7 +201,7 @@ class ClusterState(ClusterContents):
         for record in self._nodes.values():
             record.masks.pop(name, None)
         self._kinds.forget_class(name)
-        for demand in [one for one in self._caches if name in one.classes]:
+        for demand in [cached for cached in self._caches if name in cached.classes]:
             del self._caches[demand]
         for record in self._nodes.values():
             if record.pending:
@@ -204,7 +212,7 @@ class ClusterState(ClusterContents):
         record.unplaced.clear()
         if not record.pending:
             return
-        listed = {one.uid: one for one in record.listed}
+        listed = {pod_holdings.uid: pod_holdings for pod_holdings in record.listed}
         for pod in sorted(record.pending.values(), key=lambda pod: (pod.created, pod.uid)):
             if pod.uid in listed:
                 shares = listed[pod.uid].shares
@@ -218,9 +226,9 @@ class ClusterState(ClusterContents):
             return ()  # no agent gives it a GPU without an assignment: it fails, or was never asked
         demand = self.demand_of(pod)
         if record.problem is None and isinstance(demand, PodDemand):
-            found = choose_gpus(self._problem(demand, record), record.current_room(), self.policy)
-            if found is not None:
-                return holdings_of(_named(record, demand, found), self.traits_of(pod))
+            assigned = choose_gpus(self._problem(demand, record), record.current_room(), self.policy)
+            if assigned is not None:
+                return holdings_of(_named(record, demand, assigned), self.traits_of(pod))
         slices = pod.most_at_once(self.units.memory_resource)
         return record.wherever_there_is_room(slices)
 
@@ -240,13 +248,13 @@ class ClusterState(ClusterContents):
         return cache
 
 
-def _named(record: NodeRecord, demand: PodDemand, found: Assigned) -> Assignment:
+def _named(record: NodeRecord, demand: PodDemand, assigned: Assigned) -> Assignment:
     return Assignment(
         {
             container.name: tuple(
-                Share(record.gpus[one.gpu].gpu.uuid, one.slices, one.cores)
-                for one in sorted(taken, key=lambda one: one.gpu)
+                Share(record.gpus[share.gpu].gpu.uuid, share.slices, share.cores)
+                for share in sorted(taken, key=lambda share: share.gpu)
             )
-            for container, taken in zip(demand.containers, found, strict=True)
+            for container, taken in zip(demand.containers, assigned, strict=True)
         }
     )

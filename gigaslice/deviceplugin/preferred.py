@@ -59,13 +59,13 @@ def preferred_device_ids(
 
 def _by_gpu(texts: Iterable[str]) -> dict[str, set[int]]:
     """Return the numbers of each GPU; the kubelet sends a thousand ids, and the answer waits for it."""
-    found: dict[str, set[int]] = {}
+    numbers_by_gpu: dict[str, set[int]] = {}
     for device_id in map(parse_device_id, texts):
-        numbers = found.get(device_id.uuid)
+        numbers = numbers_by_gpu.get(device_id.uuid)
         if numbers is None:
-            numbers = found[device_id.uuid] = set()
+            numbers = numbers_by_gpu[device_id.uuid] = set()
         numbers.add(device_id.number)
-    return found
+    return numbers_by_gpu
 
 
 def _choose(

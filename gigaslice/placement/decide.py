@@ -42,11 +42,13 @@ def place(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> P
     for plan in plans:
         if request.exclusive:
             whole = dispatch.place(state, _whole(plan, request), policy)
-            found = _shared_out(whole, plan.sizes, request.cores) if isinstance(whole, Placement) else None
+            placement = (
+                _shared_out(whole, plan.sizes, request.cores) if isinstance(whole, Placement) else None
+            )
         else:
-            found = _one_by_one(state, plan, request, policy)
-        if found is not None:
-            return found
+            placement = _one_by_one(state, plan, request, policy)
+        if placement is not None:
+            return placement
     left = ", ".join(
         f"GPU{gpu.index} {state.free(gpu.uuid)} of {gpu.slices}"
         for gpu in state.gpus
@@ -73,9 +75,13 @@ def place_waiting(state: NodeState, request: Request, policy: Policy = Policy.GA
     plans = find_plans(state, request)
     if isinstance(plans, Infeasible):
         return plans
-    found = [_wait(state, plan, request, policy) for plan in plans]
+    placements = [_wait(state, plan, request, policy) for plan in plans]
     return min(
-        found, key=lambda one: (sum(m.unhealthy for m in one.missing), sum(m.slices for m in one.missing))
+        placements,
+        key=lambda placement: (
+            sum(m.unhealthy for m in placement.missing),
+            sum(m.slices for m in placement.missing),
+        ),
     )
 
 
@@ -162,11 +168,11 @@ def _part(size: int, gpus: frozenset[str], request: Request) -> Request:
 def _one_by_one(state: NodeState, plan: PoolPlan, request: Request, policy: Policy) -> Placement | None:
     left, shares = plan.only, list[Share]()
     for size in plan.sizes:
-        found = dispatch.place(state, _part(size, left, request), policy) if left else None
-        if not isinstance(found, Placement):
+        placement = dispatch.place(state, _part(size, left, request), policy) if left else None
+        if not isinstance(placement, Placement):
             return None
-        shares += found.shares
-        left -= frozenset(found.uuids)
+        shares += placement.shares
+        left -= frozenset(placement.uuids)
     return _in_order(state, shares)
 
 
@@ -178,12 +184,12 @@ def _wait(state: NodeState, plan: PoolPlan, request: Request, policy: Policy) ->
         return Waiting(_shared_out(whole.placement, plan.sizes, request.cores), whole.missing)
     left, shares, missing = plan.only, list[Share](), list[Missing]()
     for size in plan.sizes:
-        found = waiting.place_waiting(state, _part(size, left, request), policy)
-        if isinstance(found, Infeasible):
-            raise AssertionError(found.detail)
-        shares += found.placement.shares
-        missing += found.missing
-        left -= frozenset(found.placement.uuids)
+        placement = waiting.place_waiting(state, _part(size, left, request), policy)
+        if isinstance(placement, Infeasible):
+            raise AssertionError(placement.detail)
+        shares += placement.placement.shares
+        missing += placement.missing
+        left -= frozenset(placement.placement.uuids)
     return Waiting(_in_order(state, shares), tuple(missing))
 
 

@@ -29,7 +29,7 @@ def place(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> P
     candidates = find_candidates(state, request)
     if isinstance(candidates, Infeasible):
         return candidates
-    for gpus, alike in groupby(candidates, key=lambda one: one[1].all_gpus):
+    for gpus, alike in groupby(candidates, key=lambda candidate: candidate[1].all_gpus):
         choose = _place_one if gpus == 1 else _place_several
         placement = choose(state, list(alike), request, RULES[policy])
         if placement is not None:
@@ -74,7 +74,7 @@ def find_candidates(state: NodeState, request: Request) -> Candidates | Infeasib
             f"{fewest} GPUs of one model asked for, but this node has at most {have_most} that match; "
             "ask for fewer GPUs",
         )
-    return sorted(candidates, key=lambda one: one[1].all_gpus)
+    return sorted(candidates, key=lambda pool: pool[1].all_gpus)
 
 
 def _place_one(
@@ -84,7 +84,7 @@ def _place_one(
     if chosen is None:
         return None
     pool_state, gpu = chosen
-    need = next(need for one, need in candidates if one is pool_state)
+    need = next(need for pool, need in candidates if pool is pool_state)
     return make_placement(state, pool_state, {gpu: need.slices}, request.cores)
 
 
@@ -93,10 +93,10 @@ def _place_several(
 ) -> Placement | None:
     for pool_state, need in candidates:
         if need.tail:
-            found = noninteger.choose(pool_state, need.gpus, need.tail, request.cores)
-            if found is not None:
-                whole = dict.fromkeys(bits(found[0]), pool_state.slices)
-                return make_placement(state, pool_state, whole | {found[1]: need.tail}, request.cores)
+            extra = noninteger.choose(pool_state, need.gpus, need.tail, request.cores)
+            if extra is not None:
+                whole = dict.fromkeys(bits(extra[0]), pool_state.slices)
+                return make_placement(state, pool_state, whole | {extra[1]: need.tail}, request.cores)
             continue
         choosable, roomy = _choosable(pool_state, need, request.cores)
         gpus = rule.several(state.topology, pool_state, choosable, need.gpus)

@@ -19,11 +19,11 @@ _NAME = "gigaslice.io/same-gpu"
 def on_same_gpus(node: NodeState, request: Request, most: int, policy: Policy) -> Request | Infeasible:
     """The REQUEST of a pod's first container on GPUs that have room for all of them: MOST slices at a time."""
     gpus = len(request.parts) or request.gpus
-    found = place_waiting(node, replace(request, gpus=gpus, parts=(), total=most), policy)
-    if isinstance(found, Infeasible):
-        why = f"{_NAME}: the containers of the pod ask for {most} slices in all; {found.detail}"
-        return Infeasible(found.reason, f"{why}, or leave same-gpu out")
-    return replace(request, only=frozenset(found.placement.uuids))
+    placement = place_waiting(node, replace(request, gpus=gpus, parts=(), total=most), policy)
+    if isinstance(placement, Infeasible):
+        why = f"{_NAME}: the containers of the pod ask for {most} slices in all; {placement.detail}"
+        return Infeasible(placement.reason, f"{why}, or leave same-gpu out")
+    return replace(request, only=frozenset(placement.placement.uuids))
 
 
 def beside_own(
@@ -39,10 +39,10 @@ def beside_own(
     for uuid in own.intersection(gpu.uuid for gpu in alone.gpus):
         alone = alone.with_health(uuid, True)
     there = replace(request, only=only)
-    found = place_waiting(alone, replace(there, exclusive=False), policy)
-    if isinstance(found, Infeasible) or found.missing:
+    placement = place_waiting(alone, replace(there, exclusive=False), policy)
+    if isinstance(placement, Infeasible) or placement.missing:
         why = f"{_NAME}: the pod's other containers are on {gpus}, where {slices} slices more never fit beside them"
-        detail = f" ({found.detail})" if isinstance(found, Infeasible) else ""
+        detail = f" ({placement.detail})" if isinstance(placement, Infeasible) else ""
         return Infeasible(Reason.EXCEEDS_GPU, f"{why}{detail}; ask for less, or leave same-gpu out")
     return there
 

@@ -26,16 +26,16 @@ _MOST_SETS = 2000
 _Counts = tuple[int, ...]
 
 
-def pair_score(topology: Topology, one: int, other: int) -> int:
+def pair_score(topology: Topology, gpu: int, other: int) -> int:
     """Return the score of a pair of GPUs, 0 for a GPU with itself.
 
     10 (across sockets) to 60 (same board) for the PCIe path, plus 100 per NVLink. The paper's table lists the
     two as alternatives; they add up, so that sets stay on one socket even where NVLinks are everywhere.
     """
-    if one == other:
+    if gpu == other:
         return 0
-    level: LinkLevel = topology.levels[one][other]
-    return _SAME_BOARD_SCORE - level + LINK_SCORE * topology.nvlinks[one][other]
+    level: LinkLevel = topology.levels[gpu][other]
+    return _SAME_BOARD_SCORE - level + LINK_SCORE * topology.nvlinks[gpu][other]
 
 
 def best_effort(
@@ -161,14 +161,14 @@ class _Division:
 
     def best_total(self, left: _Counts) -> int:
         """Return the greatest total of all divisions of what is left."""
-        known = self._totals.get(left)
-        if known is None:
+        total = self._totals.get(left)
+        if total is None:
             canonical = self._canonical(left)
-            known = self._totals.get(canonical)
-            if known is None:
-                known = self._totals[canonical] = self._divide(canonical)
-            self._totals[left] = known
-        return known
+            total = self._totals.get(canonical)
+            if total is None:
+                total = self._totals[canonical] = self._divide(canonical)
+            self._totals[left] = total
+        return total
 
     def _divide(self, left: _Counts) -> int:
         count = sum(left)
@@ -217,14 +217,14 @@ class _Division:
         twin = self._earlier_twins(left, groups, alike)
         counts = [0] * len(left)
         chosen: list[tuple[int, int]] = []  # group and how many, of those that give any
-        found: list[tuple[_Counts, int]] = []
+        sets_of_class: list[tuple[_Counts, int]] = []
 
         def extend(start: int, missing: int, score: int) -> None:
             if missing == 0:
                 self._tried += 1
                 if self._tried > _MOST_SETS:
                     raise _TooManySetsError
-                found.append((tuple(counts), score))
+                sets_of_class.append((tuple(counts), score))
                 return
             for place in range(start, len(groups)):
                 if room[place] < missing:
@@ -247,18 +247,18 @@ class _Division:
                     return  # it cannot be left out
 
         extend(0, size, 0)
-        return found
+        return sets_of_class
 
     def _earlier_twins(self, left: _Counts, groups: Sequence[int], alike: _Counts) -> dict[int, int]:
         """Return for each group the one before it that is exchangeable with it and has as many GPUs left."""
         latest: dict[tuple[int, int, int], int] = {}
-        found = {}
+        twins = {}
         for group in groups:
             kind = (self._kind[group], left[group], alike[group])
             if kind in latest:
-                found[group] = latest[kind]
+                twins[group] = latest[kind]
             latest[kind] = group
-        return found
+        return twins
 
 
 def _minus(left: _Counts, counts: _Counts) -> _Counts:
@@ -268,7 +268,7 @@ def _minus(left: _Counts, counts: _Counts) -> _Counts:
 @lru_cache(maxsize=8)  # of a node there is one, until its hardware changes
 def _scores(topology: Topology) -> tuple[tuple[int, ...], ...]:
     gpus = range(len(topology.levels))
-    return tuple(tuple(pair_score(topology, one, other) for other in gpus) for one in gpus)
+    return tuple(tuple(pair_score(topology, first, other) for other in gpus) for first in gpus)
 
 
 def _groups(scores: Sequence[Sequence[int]], pool: Sequence[int], must: Sequence[int]) -> list[list[int]]:
@@ -276,9 +276,9 @@ def _groups(scores: Sequence[Sequence[int]], pool: Sequence[int], must: Sequence
     rows = {gpu: [scores[gpu][other] for other in pool] for gpu in pool}
     place = {gpu: number for number, gpu in enumerate(pool)}
 
-    def alike(one: int, other: int) -> bool:
-        mine, its = rows[one].copy(), rows[other].copy()
-        for gpu in (one, other):
+    def alike(first: int, other: int) -> bool:
+        mine, its = rows[first].copy(), rows[other].copy()
+        for gpu in (first, other):
             mine[place[gpu]] = its[place[gpu]] = 0
         return mine == its
 

@@ -101,21 +101,21 @@ def _node_table(node: Inner, tables: dict[int, list[_Entry]], whole: int, count:
 
 
 def _combine(left: list[_Entry], right: list[_Entry], cost: int, count: int) -> list[_Entry]:
-    made: list[_Entry | None] = [None] * min(count + 1, len(left) + len(right) - 1)
-    for i, one in enumerate(left):
-        for j, other in enumerate(right[: len(made) - i]):
+    combined: list[_Entry | None] = [None] * min(count + 1, len(left) + len(right) - 1)
+    for i, left_entry in enumerate(left):
+        for j, other in enumerate(right[: len(combined) - i]):
             entry = (
-                one[0] + other[0],
-                one[1] + other[1] + cost * i * j,
-                one[2] + other[2],
-                one[3] + other[3],
-                one[4] + other[4],
-                one[5] | other[5],
+                left_entry[0] + other[0],
+                left_entry[1] + other[1] + cost * i * j,
+                left_entry[2] + other[2],
+                left_entry[3] + other[3],
+                left_entry[4] + other[4],
+                left_entry[5] | other[5],
             )
-            known = made[i + j]
-            if known is None or entry < known:
-                made[i + j] = entry
-    return [entry for entry in made if entry is not None]
+            present = combined[i + j]
+            if present is None or entry < present:
+                combined[i + j] = entry
+    return [entry for entry in combined if entry is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ def _merge(distance: list[list[tuple[int, int]]], cost: Matrix) -> tuple[Inner, 
     """Join clusters at every distance in ascending order; each join of two or more makes one inner node."""
     size = len(distance)
     clusters: dict[int, Inner | int] = {1 << gpu: gpu for gpu in range(size)}
-    made: list[Inner] = []
+    inner: list[Inner] = []
     pairs = list(combinations(range(size), 2))
     for step in sorted({distance[i][j] for i, j in pairs}):
         joins: dict[int, list[int]] = {
@@ -150,14 +150,14 @@ def _merge(distance: list[list[tuple[int, int]]], cost: Matrix) -> tuple[Inner, 
                 for part in parts:
                     del clusters[part]
                 clusters[mask] = node
-                made.append(node)
-    return tuple(made)
+                inner.append(node)
+    return tuple(inner)
 
 
 def _inner(
     step: tuple[int, int], mask: int, parts: list[int], clusters: dict[int, Inner | int], cost: Matrix
 ) -> Inner:
-    across = {cost[i][j] for one, other in combinations(parts, 2) for i in bits(one) for j in bits(other)}
+    across = {cost[i][j] for part, other in combinations(parts, 2) for i in bits(part) for j in bits(other)}
     word = LinkLevel(step[1]).word
     return Inner(
         kind=word if step[0] else f"NVL+{word}",

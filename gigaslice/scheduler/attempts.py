@@ -80,17 +80,17 @@ class Attempts:
 
     def over(self, now: float) -> list[Attempt]:
         """Returns those whose time is over."""
-        return [one for one in self._found.values() if one.until <= now]
+        return [attempt for attempt in self._found.values() if attempt.until <= now]
 
     @property
     def doubtful(self) -> bool:
         """Whether any binding may be written later."""
-        return any(one.state is AttemptState.DOUBTFUL for one in self._found.values())
+        return any(attempt.state is AttemptState.DOUBTFUL for attempt in self._found.values())
 
     def counts(self) -> dict[str, int]:
         """Returns how many there are in each state."""
-        found = Counter(one.state.value for one in self._found.values())
-        return {state.value: found[state.value] for state in AttemptState}
+        states = Counter(attempt.state.value for attempt in self._found.values())
+        return {state.value: states[state.value] for state in AttemptState}
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(list(self._found.values()))

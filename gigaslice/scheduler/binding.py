@@ -163,33 +163,37 @@ class Binder:
         if failure.status not in (CONFLICT, TOO_MANY):
             self._log.warning("binding without a clear answer", pod=str(pod), detail=str(failure))
         try:
-            found = parse_pod((await self._client.request("GET", path, seconds=_READ_SECONDS)).document())
+            now_bound = parse_pod((await self._client.request("GET", path, seconds=_READ_SECONDS)).document())
         except ApiFailure as unread:
             if unread.status == NOT_FOUND:
                 return self._failed(pod, failure)
-            found = None
+            now_bound = None
         except ValueError:
-            found = None
-        if found is None:
+            now_bound = None
+        if now_bound is None:
             return self._doubtful(pod, failure)
-        if found.uid != request.uid:
+        if now_bound.uid != request.uid:
             return self._failed(pod, failure)
-        if not found.node and failure.status == CONFLICT:
+        if not now_bound.node and failure.status == CONFLICT:
             # An answer: not written. The pod has changed since, or it is gated or being deleted.
-            if self.lead_seconds is not None and found.version != pod.version and _ours(found) == _ours(pod):
-                return found
+            if (
+                self.lead_seconds is not None
+                and now_bound.version != pod.version
+                and _ours(now_bound) == _ours(pod)
+            ):
+                return now_bound
             return self._failed(pod, failure)
-        if not found.node and failure.status == TOO_MANY:
+        if not now_bound.node and failure.status == TOO_MANY:
             # The API server writes nothing then. What stands before it may refuse an answer, and that was read above.
             return self._failed(pod, failure)
-        if not found.node:  # it may still be written
+        if not now_bound.node:  # it may still be written
             return self._doubtful(pod, failure)
-        self._placer.put_pod(found, self._clock())
-        if found.node == request.node and found.annotations.get(ASSIGNMENT, "") == _text(chosen):
+        self._placer.put_pod(now_bound, self._clock())
+        if now_bound.node == request.node and now_bound.annotations.get(ASSIGNMENT, "") == _text(chosen):
             self.outcomes["bound"] += 1
             return ""
         self.outcomes["failed"] += 1
-        return f"the pod is bound to node {found.node} already"
+        return f"the pod is bound to node {now_bound.node} already"
 
     def _failed(self, pod: Pod, failure: ApiFailure) -> str:
         self._placer.failed(pod, self._clock())

@@ -54,11 +54,11 @@ class _Assumed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """The newest complete version of a source. seen: the time of its last use on any node."""
+    """The newest complete version of a source. last_used: when it was used last, on any node."""
 
     digest: str
     bytes: int
-    seen: float
+    last_used: float
 
 
 class DatasetIndex:
@@ -81,34 +81,34 @@ class DatasetIndex:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def put_object(self, one: DatasetObject) -> None:
+    def put_object(self, dataset: DatasetObject) -> None:
         """Takes a Dataset as it is now."""
-        self._objects[str(one)] = one
+        self._objects[str(dataset)] = dataset
 
-    def drop_object(self, one: DatasetObject) -> None:
+    def drop_object(self, dataset: DatasetObject) -> None:
         """Takes a Dataset away."""
-        self._objects.pop(str(one), None)
+        self._objects.pop(str(dataset), None)
 
-    def put_node(self, one: DatasetNode, now: float = 0.0, unix: float = 0.0) -> None:
+    def put_node(self, report: DatasetNode, now: float = 0.0, unix: float = 0.0) -> None:
         """Takes what a node says. NOW, UNIX: as for `gigaslice.dataset.renewals`."""
-        self._leave_out(one.node)
-        self._renewals.note(one.node, one.renewed, now, unix)
-        if self._renewals.stale(one.node, now):
+        self._leave_out(report.node)
+        self._renewals.note(report.node, report.renewed, now, unix)
+        if self._renewals.stale(report.node, now):
             return
-        self._nodes[one.node] = one.for_scheduling()
-        for cached in one.datasets:
+        self._nodes[report.node] = report.for_scheduling()
+        for cached in report.datasets:
             for source in cached.names:
-                self._where[source].add(one.node)
+                self._where[source].add(report.node)
                 if cached.state == "Ready":
                     version = _Version(cached.digest, cached.bytes, cached.last_used)
-                    known = self._versions.setdefault(source, {}).get(one.node)
-                    if known is None or known.seen < version.seen:
-                        self._versions[source][one.node] = version
+                    newest = self._versions.setdefault(source, {}).get(report.node)
+                    if newest is None or newest.last_used < version.last_used:
+                        self._versions[source][report.node] = version
 
-    def drop_node(self, one: DatasetNode) -> None:
+    def drop_node(self, report: DatasetNode) -> None:
         """Takes a node away."""
-        self._leave_out(one.node)
-        self._renewals.drop(one.node)
+        self._leave_out(report.node)
+        self._renewals.drop(report.node)
 
     def _leave_out(self, node: str) -> None:
         old = self._nodes.pop(node, None)
@@ -131,7 +131,7 @@ class DatasetIndex:
         the sentence for the user, and no score can help.
         """
         self._forget_stale(now)
-        found: dict[str, RequestedDataset] = {}
+        datasets: dict[str, RequestedDataset] = {}
         for volume in pod.volumes_of(DATASET_DRIVER):
             try:
                 request = parse_attributes(volume.attributes)
@@ -139,20 +139,20 @@ class DatasetIndex:
                 return None
             if request.mode is Mode.LOCAL:
                 continue
-            for one in request.datasets:
-                spec, digest = one.spec, ""
+            for wanted in request.datasets:
+                spec, digest = wanted.spec, ""
                 if spec is None:
-                    known = self._object(one.dataset, pod.namespace)
-                    if known is None:
+                    dataset = self._object(wanted.dataset, pod.namespace)
+                    if dataset is None:
                         continue
-                    spec, digest = known.source, known.digest if known.check == "pinned" else ""
+                    spec, digest = dataset.source, dataset.digest if dataset.check == "pinned" else ""
                 newest = self._newest(spec.canonical, digest)
-                found[spec.canonical] = RequestedDataset(
+                datasets[spec.canonical] = RequestedDataset(
                     spec.canonical,
                     digest or (newest.digest if newest else ""),
                     newest.bytes if newest else 0,
                 )
-        return tuple(found.values())
+        return tuple(datasets.values())
 
     def shares(self, requested: Sequence[RequestedDataset], now: float) -> Mapping[str, float]:
         """Returns by node, from 0 to 1, how much of a pod's datasets it has. Nodes that have nothing are left out."""
@@ -160,22 +160,22 @@ class DatasetIndex:
         self._forget_stale(now)
         if self.affinity == "off" or not requested:
             return {}
-        names = {one.name for one in requested}
+        names = {dataset.name for dataset in requested}
         extra: defaultdict[str, list[HeldDataset]] = defaultdict(list)
-        for one in self._assumed.values():
-            for wanted in one.requested:
+        for assumption in self._assumed.values():
+            for wanted in assumption.requested:
                 if wanted.name in names:
-                    extra[one.node].append(
+                    extra[assumption.node].append(
                         HeldDataset(wanted.name, wanted.digest, wanted.bytes, fetching=True)
                     )
-        known: dict[str, NodeDatasets] = {}
+        reports: dict[str, NodeDatasets] = {}
         for node in set(extra).union(*(self._where.get(name, ()) for name in names)):
-            found = self._nodes.get(node, _SILENT)
-            known[node] = NodeDatasets((*found.held, *extra.get(node, ())), found.free)
+            report = self._nodes.get(node, _SILENT)
+            reports[node] = NodeDatasets((*report.held, *extra.get(node, ())), report.free)
         if self.affinity == "paper":
-            raw = normalised({node: paper_score(requested, one) for node, one in known.items()})
+            raw = normalised({node: paper_score(requested, report) for node, report in reports.items()})
             return {node: score / 100 for node, score in raw.items() if score}
-        shares = {node: bytes_share(requested, one) for node, one in known.items()}
+        shares = {node: bytes_share(requested, report) for node, report in reports.items()}
         return {node: share for node, share in shares.items() if share > 0}
 
     def assume(self, uid: str, node: str, requested: Sequence[RequestedDataset], now: float) -> None:
@@ -188,7 +188,7 @@ class DatasetIndex:
         self._assumed.pop(uid, None)
 
     def _forget(self, now: float) -> None:
-        for uid in [uid for uid, one in self._assumed.items() if one.until <= now]:
+        for uid in [uid for uid, assumption in self._assumed.items() if assumption.until <= now]:
             del self._assumed[uid]
 
     def _forget_stale(self, now: float) -> None:
@@ -200,9 +200,11 @@ class DatasetIndex:
 
     def _object(self, name: str, namespace: str) -> DatasetObject | None:
         where, slash, short = name.rpartition("/")
-        found = self._objects.get(f"{where if slash else namespace}/{short}")
-        return found if found is not None and found.allows(namespace) else None
+        candidate = self._objects.get(f"{where if slash else namespace}/{short}")
+        return candidate if candidate is not None and candidate.allows(namespace) else None
 
     def _newest(self, source: str, digest: str) -> _Version | None:
-        found = [one for one in self._versions.get(source, {}).values() if digest in ("", one.digest)]
-        return max(found, key=lambda one: (one.seen, one.digest), default=None)
+        versions = [
+            version for version in self._versions.get(source, {}).values() if digest in ("", version.digest)
+        ]
+        return max(versions, key=lambda version: (version.last_used, version.digest), default=None)

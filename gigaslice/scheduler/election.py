@@ -186,7 +186,7 @@ class Election:
         self._log.warning(
             "pods not written at the takeover; older bindings of them are taken for over",
             count=len(pods),
-            pods=", ".join(str(one) for one in pods[:_MOST_NAMED]),
+            pods=", ".join(str(pod) for pod in pods[:_MOST_NAMED]),
         )
         await self._refresh()  # shows bindings of them that were written since
 

@@ -95,18 +95,18 @@ class HttpApi:
     def _filter(self, body: bytes) -> object:
         request = PodRequest.decode(body)
         now = self._clock()
-        found = self._placer.filter(request.pod, request.names, now)
-        if self._best and len(found.names) > 1:
-            ranked = self._placer.prioritize(request.pod, found.names, now)
+        result = self._placer.filter(request.pod, request.names, now)
+        if self._best and len(result.names) > 1:
+            ranked = self._placer.prioritize(request.pod, result.names, now)
             if ranked:  # not a pod that asks for nothing of ours
                 return request.filter_reply([ranked[0][0]], {}, {})
         failed: dict[str, str] = {}
         unresolvable: dict[str, str] = {}
-        for name, refusal in found.refused.items():
+        for name, refusal in result.refused.items():
             (unresolvable if refusal.permanent else failed)[name] = refusal.text
-        if not found.names:
-            self._metrics.refused({one.reason for one in found.refused.values()})
-        return request.filter_reply(found.names, failed, unresolvable)
+        if not result.names:
+            self._metrics.refused({refusal.reason for refusal in result.refused.values()})
+        return request.filter_reply(result.names, failed, unresolvable)
 
     def _prioritize(self, body: bytes) -> object:
         request = PodRequest.decode(body)

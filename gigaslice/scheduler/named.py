@@ -34,7 +34,7 @@ class NamedNodes:
         """Takes note that a pod comes to be filtered: what was named before was in vain."""
         node = self._named.pop(uid, "")
         if node:
-            others = (one for one in self._in_vain.get(uid, ()) if one != node)
+            others = (name for name in self._in_vain.get(uid, ()) if name != node)
             remember(self._in_vain, uid, (*others, node)[-_MOST_NODES:], _MOST_PODS)
 
     def in_vain(self, uid: str) -> Sequence[str]:

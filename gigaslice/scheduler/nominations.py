@@ -115,27 +115,27 @@ class Nominations:
             if self._placed(pod.uid):
                 continue
             demand = self._state.demand_of(pod)
-            later = {one.uid for one in pods[number:] if one.uid in self._held}
-            found = self._choose(pod, demand, node, later) if isinstance(demand, PodDemand) else None
-            if found is None:
+            later = {later_pod.uid for later_pod in pods[number:] if later_pod.uid in self._held}
+            chosen = self._choose(pod, demand, node, later) if isinstance(demand, PodDemand) else None
+            if chosen is None:
                 self._give_up(pod.uid)
-            elif found != self._held.get(pod.uid) and isinstance(demand, PodDemand):
-                self._state.reserve(pod.uid, node, found, demand)
-                self._held[pod.uid] = found
+            elif chosen != self._held.get(pod.uid) and isinstance(demand, PodDemand):
+                self._state.reserve(pod.uid, node, chosen, demand)
+                self._held[pod.uid] = chosen
 
     def _choose(self, pod: Pod, demand: PodDemand, node: str, later: set[str]) -> Assignment | None:
         """What a pod gets, or would get if those that are ending had ended; None where that is too little."""
         self._waits.discard(pod.uid)
-        found = self._state.choose(demand, node, without=later)
-        if isinstance(found, Refusal):
+        chosen = self._state.choose(demand, node, without=later)
+        if isinstance(chosen, Refusal):
             self._waits.add(pod.uid)
-            found = self._state.choose(demand, node, without=later | self._ending(node, pod.priority))
-        return None if isinstance(found, Refusal) else found
+            chosen = self._state.choose(demand, node, without=later | self._ending(node, pod.priority))
+        return None if isinstance(chosen, Refusal) else chosen
 
     def _ending(self, node: str, priority: int) -> set[str]:
-        uids = {one.uid for gpu in self._state.holders(node) for one in gpu.holders}
-        found = [self._known[uid] for uid in uids if uid in self._known]
-        return {one.uid for one in found if one.ending and one.priority < priority}
+        uids = {holder.uid for gpu in self._state.holders(node) for holder in gpu.holders}
+        pods = [self._known[uid] for uid in uids if uid in self._known]
+        return {pod.uid for pod in pods if pod.ending and pod.priority < priority}
 
     def _give_up(self, uid: str) -> None:
         self._waits.discard(uid)

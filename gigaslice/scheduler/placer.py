@@ -28,7 +28,7 @@ from gigaslice.scheduler.named import NamedNodes
 from gigaslice.scheduler.nominations import Nominations
 from gigaslice.scheduler.waiting import RefusedPods
 
-__all__ = ["Fitting", "Placer"]
+__all__ = ["FilterResult", "Placer"]
 
 _SCORE = 200  # of one rank: with kube-scheduler's factor of ten more than all its own scores together
 _MOST_SCORED = 32
@@ -42,7 +42,7 @@ _ELSEWHERE = "the pod is being bound to another node"
 
 
 @dataclass(frozen=True, slots=True)
-class Fitting:
+class FilterResult:
     """The answer to filter: the nodes that fit, and a refusal for each other one."""
 
     names: Sequence[str]
@@ -125,14 +125,14 @@ class Placer:
             self.state.drop_pod(pod.uid)
         self.note_change(now)
 
-    def put_class(self, one: ResourceClass, now: float) -> None:
+    def put_class(self, resource_class: ResourceClass, now: float) -> None:
         """Takes a class as it is now."""
-        self.state.put_class(one)
+        self.state.put_class(resource_class)
         self._classes_changed(now)
 
-    def drop_class(self, one: ResourceClass, now: float) -> None:
+    def drop_class(self, resource_class: ResourceClass, now: float) -> None:
         """Takes a class away."""
-        self.state.drop_class(one.name)
+        self.state.drop_class(resource_class.name)
         self._classes_changed(now)
 
     def _classes_changed(self, now: float) -> None:
@@ -161,11 +161,11 @@ class Placer:
 
     # --- filter, prioritize, preempt ----------------------------------------------------------------------------
 
-    def filter(self, pod: Pod, names: Sequence[str], now: float) -> Fitting:
+    def filter(self, pod: Pod, names: Sequence[str], now: float) -> FilterResult:
         """Returns on which of the nodes a pod fits."""
         self.expire(now)
         if not asks_for_gpus(pod, self.state.units):
-            return Fitting(names, {})
+            return FilterResult(names, {})
         remember(self._tried, pod.uid, pod, _MOST_TRIED)
         demand = self.state.demand_of(pod)
         settled = self._settled_node(pod)
@@ -174,23 +174,23 @@ class Placer:
             if settled not in names and isinstance(demand, PodDemand):
                 self.waiting.refused(pod, demand, names, now)
             away = Refusal(RefusalReason.TOGETHER, _ELSEWHERE)
-            return Fitting(
+            return FilterResult(
                 [name for name in names if name == settled], {name: away for name in names if name != settled}
             )
-        self._make_way(pod, now)
+        self._release_reservations(pod, now)
         self._named.filtered(pod.uid)
         if isinstance(demand, Refusal):
             self.waiting.refused(pod, None, names, now)
-            return Fitting([], dict.fromkeys(names, demand))
+            return FilterResult([], dict.fromkeys(names, demand))
         fitting, refused = self.state.filter(demand, names)
         if fitting:
             self.waiting.over(pod.uid)
         else:
             self.waiting.refused(pod, demand, names, now)
         if len(fitting) == 1:
-            self._provide(pod, demand, fitting[0], now)
+            self._reserve_on(pod, demand, fitting[0], now)
         self.note_change(now)
-        return Fitting(fitting, refused)
+        return FilterResult(fitting, refused)
 
     def prioritize(self, pod: Pod, names: Sequence[str], now: float) -> list[tuple[str, int]]:
         """Returns scores of the best nodes, and keeps the GPUs on the one that wins.
@@ -203,9 +203,9 @@ class Placer:
         demand = self.state.demand_of(pod)
         if isinstance(demand, Refusal):
             return []
-        self._make_way(pod, now)
+        self._release_reservations(pod, now)
         best = self._best(pod, demand, names, now)
-        while best and not self._provide(pod, demand, best[0], now):
+        while best and not self._reserve_on(pod, demand, best[0], now):
             del best[0]
         self.note_change(now)
         return [(name, _SCORE * (len(best) - rank)) for rank, name in enumerate(best)]
@@ -221,36 +221,36 @@ class Placer:
         if isinstance(demand, Refusal):
             return {}
         if not self._settled_node(pod):
-            self._make_way(pod, now)
-        found = {}
+            self._release_reservations(pod, now)
+        victims_by_node = {}
         for node, uids in proposed.items():
             if self.state.refusal(demand, node) is None:
-                found[node] = tuple(uids)  # GPUs are not what is missing
+                victims_by_node[node] = tuple(uids)  # GPUs are not what is missing
                 continue
-            holders = {one.uid for gpu in self.state.holders(node) for one in gpu.holders}
+            holders = {holder.uid for gpu in self.state.holders(node) for holder in gpu.holders}
             required = [uid for uid in uids if uid not in holders]  # for other resources
             chosen = victims(self.state, demand, node, pod.priority, required=required)
             if chosen:
-                found[node] = chosen
-        return found
+                victims_by_node[node] = chosen
+        return victims_by_node
 
     # --- bind ---------------------------------------------------------------------------------------------------
 
     def begin_binding(self, pod: Pod, node: str, now: float) -> Assignment | Refusal:
         """Decides again on the node, and keeps the GPUs until `bound`, `failed` or `doubtful` says what came of it."""
         self.expire(now)
-        known = self.attempts.get(pod.uid)
-        if known is not None and known.state is AttemptState.DOUBTFUL:
-            if known.node != node:
+        attempt = self.attempts.get(pod.uid)
+        if attempt is not None and attempt.state is AttemptState.DOUBTFUL:
+            if attempt.node != node:
                 return Refusal(RefusalReason.TOGETHER, _ELSEWHERE)
             # The earlier binding may still arrive: only the same one may be written.
-            self.attempts.set(replace(known, state=AttemptState.BINDING, since=now, until=math.inf))
-            return known.assignment
+            self.attempts.set(replace(attempt, state=AttemptState.BINDING, since=now, until=math.inf))
+            return attempt.assignment
         self._named.over(pod.uid)
         demand = self.state.demand_of(pod)
         if isinstance(demand, Refusal):
             return demand
-        self._make_way(pod, now)
+        self._release_reservations(pod, now)
         chosen = self.state.choose(demand, node)
         if isinstance(chosen, Refusal):
             return chosen
@@ -302,8 +302,8 @@ class Placer:
         attempt = self.attempts.get(pod.uid)
         if attempt is not None and attempt.settled:
             return attempt.node
-        known = self._pods.get(pod.uid)
-        return known.node if known is not None else ""
+        shown = self._pods.get(pod.uid)
+        return shown.node if shown is not None else ""
 
     def _best(self, pod: Pod, demand: PodDemand, names: Sequence[str], now: float) -> list[str]:
         """The best nodes, those last that were named in vain."""
@@ -328,7 +328,7 @@ class Placer:
             shares = {node: weighed(share, unused=self.state.unused(node)) for node, share in shares.items()}
         return {node: self._dataset_weight * share for node, share in shares.items()}
 
-    def _provide(self, pod: Pod, demand: PodDemand, node: str, now: float) -> bool:
+    def _reserve_on(self, pod: Pod, demand: PodDemand, node: str, now: float) -> bool:
         chosen = self.state.choose(demand, node)
         if isinstance(chosen, Refusal):
             return False
@@ -339,7 +339,7 @@ class Placer:
         self.attempts.set(Attempt(pod.uid, node, chosen, AttemptState.PROVISIONAL, now, until))
         return True
 
-    def _make_way(self, pod: Pod, now: float) -> None:
+    def _release_reservations(self, pod: Pod, now: float) -> None:
         """Releases what is kept for a pod, and for those that have to give way to it."""
         self._release(pod.uid, now)
         if self._nominations:
@@ -356,10 +356,10 @@ class Placer:
 
     def _fits_somewhere(self, demand: PodDemand, names: frozenset[str] | None, priority: int) -> bool:
         lifted = self._nominations.lift_below(priority) if self._nominations else False
-        found = self.state.filter(demand, sorted(names) if names is not None else self.state.nodes)[0]
+        names_fitting = self.state.filter(demand, sorted(names) if names is not None else self.state.nodes)[0]
         if lifted:
             self._nominations.hold()
-        return bool(found)
+        return bool(names_fitting)
 
     def _ready(self, pod: Pod) -> str:
         return self._nominations.ready(pod) if self._nominations else ""

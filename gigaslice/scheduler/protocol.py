@@ -82,15 +82,15 @@ class PreemptRequest:
         """Reads a request. Raises ExtenderRequestError."""
         document = _loaded(body)
         pod = _pod(document.get("Pod"))
-        found = document.get("NodeNameToMetaVictims") or document.get("NodeNameToVictims") or {}
-        if not isinstance(found, dict):
+        by_node = document.get("NodeNameToMetaVictims") or document.get("NodeNameToVictims") or {}
+        if not isinstance(by_node, dict):
             raise ExtenderRequestError("the victims are no object")
         victims, violations = {}, {}
-        for node, one in found.items():
-            if not isinstance(one, dict) or not isinstance(one.get("Pods") or [], list):
+        for node, entry in by_node.items():
+            if not isinstance(entry, dict) or not isinstance(entry.get("Pods") or [], list):
                 raise ExtenderRequestError("the victims of a node are no list")
-            victims[node] = tuple(_uid(victim) for victim in one.get("Pods") or [])
-            count = one.get("NumPDBViolations")
+            victims[node] = tuple(_uid(victim) for victim in entry.get("Pods") or [])
+            count = entry.get("NumPDBViolations")
             violations[node] = count if isinstance(count, int) else 0
         return cls(pod, victims, violations)
 
@@ -121,10 +121,10 @@ class BindRequest:
         """Reads a request. Raises ExtenderRequestError."""
         document = _loaded(body)
         keys = ("PodNamespace", "PodName", "PodUID", "Node")
-        found = [document.get(key) for key in keys]
-        if not all(isinstance(one, str) and one for one in found):
+        fields = [document.get(key) for key in keys]
+        if not all(isinstance(value, str) and value for value in fields):
             raise ExtenderRequestError(f"one of {', '.join(keys)} is missing")
-        return cls(*found)  # type: ignore[arg-type]
+        return cls(*fields)  # type: ignore[arg-type]
 
 
 def _loaded(body: bytes) -> dict[str, Any]:

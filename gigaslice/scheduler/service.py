@@ -109,8 +109,8 @@ class SchedulerService:
             client,
             CLASSES_PATH,
             parse_resource_class,
-            lambda one: placer.put_class(one, clock()),
-            lambda one: placer.drop_class(one, clock()),
+            lambda resource_class: placer.put_class(resource_class, clock()),
+            lambda resource_class: placer.drop_class(resource_class, clock()),
             optional=True,
         )
         datasets = placer.datasets
@@ -121,7 +121,7 @@ class SchedulerService:
             client,
             DATASET_NODES_PATH,
             parse_dataset_node,
-            lambda one: datasets.put_node(one, clock(), time.time()),
+            lambda report: datasets.put_node(report, clock(), time.time()),
             datasets.drop_node,
             optional=True,
         )
@@ -148,7 +148,7 @@ class SchedulerService:
                 placer.put_pod(pod, time.monotonic())
 
         assert self._settings.leader_lease is not None
-        found = Election(
+        election = Election(
             self._client,
             self._settings.leader_lease,
             self._settings.identity or platform.node(),
@@ -160,8 +160,8 @@ class SchedulerService:
             overtaken=lambda: placer.overtaken(time.monotonic()),
             connected=lambda: self.connected,
         )
-        binder.lead_seconds = lambda: found.seconds_left
-        return found
+        binder.lead_seconds = lambda: election.seconds_left
+        return election
 
     @property
     def connected(self) -> bool:
@@ -171,10 +171,10 @@ class SchedulerService:
     def unready(self) -> str | None:
         """Returns why kube-scheduler is not answered now."""
         now = time.monotonic()
-        for name, one in (("nodes", self.nodes), ("pods", self.pods)):
-            if not one.synced.is_set():
-                return one.refusal or f"the {name} have not all been seen yet"
-            if one.silent_seconds(now) > _STALE_SECONDS:
+        for name, informer in (("nodes", self.nodes), ("pods", self.pods)):
+            if not informer.synced.is_set():
+                return informer.refusal or f"the {name} have not all been seen yet"
+            if informer.silent_seconds(now) > _STALE_SECONDS:
                 return f"the API server has not shown the {name} for {_STALE_SECONDS:g} s"
         return None if self.classes.synced.is_set() else "the classes have not all been seen yet"
 
@@ -211,8 +211,8 @@ class SchedulerService:
             await self.binder.settle(_LEAVE_SECONDS)
 
     async def _settle(self) -> None:
-        for one in (self.nodes, self.pods, self.classes):
-            await one.synced.wait()
+        for informer in (self.nodes, self.pods, self.classes):
+            await informer.synced.wait()
         self._log.info("ready", nodes=len(self.nodes), pods=len(self.pods), classes=len(self.classes))
         gc.collect()
         gc.freeze()  # what was loaded stays for long, and would be looked through by every collection
@@ -225,16 +225,16 @@ class SchedulerService:
 
     async def _wake(self) -> None:
         """Hands pods that fit now back to kube-scheduler, where it has not tried them by itself."""
-        seen, full = -1.0, 0.0
+        compared, full = -1.0, 0.0
         while True:
             await asyncio.sleep(_WAKE_SECONDS)
             now = time.monotonic()
             changed = self.placer.changed
             if not len(self.placer.waiting) or now - changed < _PATIENCE_SECONDS or self.unready():
                 continue
-            if changed == seen and now - full < 1.0:
+            if changed == compared and now - full < 1.0:
                 continue
-            seen, full = changed, now
+            compared, full = changed, now
             for pod in self.placer.to_be_woken(now, _MOST_WOKEN):
                 await self._wake_one(pod)
 

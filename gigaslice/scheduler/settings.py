@@ -15,12 +15,12 @@ __all__ = ["SchedulerSettings"]
 def _lease(text: str) -> tuple[str, str] | None:
     if values.is_off(text):
         return None
-    found = re.fullmatch(r"([a-z0-9][-a-z0-9]{0,62})/([a-z0-9][-a-z0-9.]{0,252})", text)
-    if found is None:
+    match = re.fullmatch(r"([a-z0-9][-a-z0-9]{0,62})/([a-z0-9][-a-z0-9.]{0,252})", text)
+    if match is None:
         raise ValueError(
             "must be off, or a namespace and a name, such as gigaslice/gigaslice-scheduler-service"
         )
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,9 +67,9 @@ class RefusedPods:
 
     def read_again(self, demand_of: Callable[[Pod], PodDemand | Refusal]) -> None:
         """Reads every request anew: the classes have changed."""
-        for uid, one in self._found.items():
-            demand = demand_of(one.pod)
-            self._found[uid] = replace(one, demand=demand if isinstance(demand, PodDemand) else None)
+        for uid, waiting_pod in self._found.items():
+            demand = demand_of(waiting_pod.pod)
+            self._found[uid] = replace(waiting_pod, demand=demand if isinstance(demand, PodDemand) else None)
 
     def due(
         self,
@@ -90,21 +90,23 @@ class RefusedPods:
             ready: The node on which GPUs are kept for a pod, which count as taken for all others; empty for none.
         """
         answers: dict[Key, bool] = {}
-        found = []
-        for one in self._found.values():
-            pause = min(_LONGEST_SECONDS, _AGAIN_SECONDS * 2 ** min(one.times, 8))
-            if one.demand is None or one.tried > changed or now - one.woken < pause:
+        due_pods = []
+        for waiting_pod in self._found.values():
+            pause = min(_LONGEST_SECONDS, _AGAIN_SECONDS * 2 ** min(waiting_pod.times, 8))
+            if waiting_pod.demand is None or waiting_pod.tried > changed or now - waiting_pod.woken < pause:
                 continue
-            kept = ready(one.pod)
-            if kept and (one.nodes is None or kept in one.nodes):
-                found.append(one)
+            kept = ready(waiting_pod.pod)
+            if kept and (waiting_pod.nodes is None or kept in waiting_pod.nodes):
+                due_pods.append(waiting_pod)
                 continue
-            key = (one.demand, one.nodes, one.pod.priority)
+            key = (waiting_pod.demand, waiting_pod.nodes, waiting_pod.pod.priority)
             if key not in answers:
                 answers[key] = fits(*key)
             if answers[key]:
-                found.append(one)
-        found.sort(key=lambda one: (-one.pod.priority, one.pod.created, one.pod.uid))
-        for one in found[:most]:
-            self._found[one.pod.uid] = replace(one, woken=now, times=one.times + 1)
-        return [one.pod for one in found[:most]]
+                due_pods.append(waiting_pod)
+        due_pods.sort(
+            key=lambda waiting_pod: (-waiting_pod.pod.priority, waiting_pod.pod.created, waiting_pod.pod.uid)
+        )
+        for waiting_pod in due_pods[:most]:
+            self._found[waiting_pod.pod.uid] = replace(waiting_pod, woken=now, times=waiting_pod.times + 1)
+        return [waiting_pod.pod for waiting_pod in due_pods[:most]]

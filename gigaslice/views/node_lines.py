@@ -53,7 +53,7 @@ def lines_of(reports: Sequence[NodeReport], demand: PodDemand, units: ClusterUni
 
 def matches(gpu: GpuReport) -> bool:
     """Whether a GPU could ever serve the pod."""
-    return not gpu.why_not.startswith(_MISMATCHES)
+    return not gpu.refusal_reason.startswith(_MISMATCHES)
 
 
 def _text(report: NodeReport, demand: PodDemand, units: ClusterUnits) -> str:
@@ -74,14 +74,14 @@ def _why(report: NodeReport, demand: PodDemand, units: ClusterUnits) -> str:
         free = _sizes([gpu.free for gpu in gpus if not _is_unhealthy(gpu)], units)
         return f"{free} free, {_wanted(report.wanted or ((1, part),), units)}" if part else f"{free} free"
     if refusal.reason is RefusalReason.NO_GPU and gpus:
-        good = sum(not gpu.why_not for gpu in gpus)
+        good = sum(not gpu.refusal_reason for gpu in gpus)
         return (
             f"{good} of {plural(len(gpus), 'GPU')} would do now, more wanted"
             if good
             else "all GPUs are in use"
         )
     if refusal.reason is RefusalReason.UNHEALTHY:
-        unhealthy = [f"GPU{gpu.index} {gpu.why_not}" for gpu in gpus if _is_unhealthy(gpu)]
+        unhealthy = [f"GPU{gpu.index} {gpu.refusal_reason}" for gpu in gpus if _is_unhealthy(gpu)]
         return f"unhealthy: {'; '.join(unhealthy)}" if unhealthy else refusal.text
     if refusal.reason in (RefusalReason.NO_CLASS, RefusalReason.NO_MATCH) and report.gpus:
         return f"{refusal.text}; it has {_models(report)}"
@@ -100,7 +100,11 @@ def _wanted(ways: Sequence[tuple[int, int]], units: ClusterUnits) -> str:
 
 def _is_unhealthy(gpu: GpuReport) -> bool:
     """Whether it says why no pod gets it, rather than why this one does not."""
-    return bool(gpu.why_not) and " asked for" not in gpu.why_not and not gpu.why_not.startswith("in use")
+    return (
+        bool(gpu.refusal_reason)
+        and " asked for" not in gpu.refusal_reason
+        and not gpu.refusal_reason.startswith("in use")
+    )
 
 
 def _sizes(slices: Sequence[int], units: ClusterUnits) -> str:
@@ -125,7 +129,7 @@ def _gpus(report: NodeReport, units: ClusterUnits) -> tuple[str, ...]:
     return tuple(
         plain(
             f"GPU{gpu.index} {short_model(gpu.model)}, {format_bytes(gpu.free * units.slice_bytes)} of "
-            f"{format_bytes(gpu.slices * units.slice_bytes)} free: {gpu.why_not or 'would do'}"
+            f"{format_bytes(gpu.slices * units.slice_bytes)} free: {gpu.refusal_reason or 'would do'}"
         )
         for gpu in report.gpus
     )

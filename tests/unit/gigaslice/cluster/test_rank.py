@@ -115,7 +115,7 @@ def test_a_report_says_why_not_of_each_gpu() -> None:
     )
     (report,) = state.report(demand(state, pod("new", container(slices=8))))
     assert report.refusal is not None and report.refusal.reason is RefusalReason.NO_ROOM
-    assert [gpu.why_not for gpu in report.gpus] == [
+    assert [gpu.refusal_reason for gpu in report.gpus] == [
         "6 of 16 slices free, 8 asked for on one GPU",
         "0 of 16 slices free, 8 asked for on one GPU",
         "Xid 79",
