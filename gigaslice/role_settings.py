@@ -113,9 +113,9 @@ def load(
     return replace(config, kubernetes_service=kubernetes_service(environ))
 
 
-def from_command_line(role: type[R], known: argparse.Namespace) -> R:
-    """The configuration of ROLE by the arguments KNOWN and the environment. Raises ConfigError with every mistake."""
-    return load(role, settings.flags_of(role, known), settings.environment(), mistakes=known.mistakes)
+def from_command_line(role: type[R], arguments: argparse.Namespace) -> R:
+    """The configuration of ROLE by ARGUMENTS and the environment. Raises ConfigError with every mistake."""
+    return load(role, settings.flags_of(role, arguments), settings.environment(), mistakes=arguments.mistakes)
 
 
 def kubernetes_service(environ: Mapping[str, str]) -> str:

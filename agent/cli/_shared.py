@@ -40,7 +40,7 @@ def report(code: int, *lines: str) -> int:
 
 def setting(flag: str) -> settings.Setting:
     """The node agent's setting of the name FLAG."""
-    return next(one for one in config.SETTINGS if one.flag == flag)
+    return next(row for row in config.SETTINGS if row.flag == flag)
 
 
 def add_state_dir(parser: argparse.ArgumentParser) -> None:

@@ -19,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, ControllerConfig)
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the controller until it is asked to end."""
-    config = from_command_line(ControllerConfig, known)
+    config = from_command_line(ControllerConfig, arguments)
     from gigaslice.controller import role
 
     role.run(config)

@@ -36,25 +36,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the settings of the service, and the subcommands."""
     add_flags(parser, DatasetSettings)
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
-    for found in sorted(pkgutil.iter_modules(_dataset.__path__), key=lambda one: one.name):
-        if found.name.startswith("_"):
+    for module_info in sorted(pkgutil.iter_modules(_dataset.__path__), key=lambda module: module.name):
+        if module_info.name.startswith("_"):
             continue
-        module = cast("Command", importlib.import_module(f"{_dataset.__name__}.{found.name}"))
-        one = commands.add_parser(
-            found.name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False
+        module = cast("Command", importlib.import_module(f"{_dataset.__name__}.{module_info.name}"))
+        subparser = commands.add_parser(
+            module_info.name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False
         )
-        module.add_arguments(one)
-        one.set_defaults(subcommand_module=module)
+        module.add_arguments(subparser)
+        subparser.set_defaults(subcommand_module=module)
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the subcommand, or the service until it is asked to end."""
-    command: Command | None = getattr(known, "subcommand_module", None)
-    if command is not None and known.mistakes and not command.SETTINGS:
-        raise ConfigError(known.mistakes)
+    command: Command | None = getattr(arguments, "subcommand_module", None)
+    if command is not None and arguments.mistakes and not command.SETTINGS:
+        raise ConfigError(arguments.mistakes)
     if command is not None:
-        return command.run(known)
-    config = from_command_line(DatasetSettings, known)
+        return command.run(arguments)
+    config = from_command_line(DatasetSettings, arguments)
     from gigaslice.dataset_node import service
 
     _packages.need("obstore")  # loaded with the first bucket

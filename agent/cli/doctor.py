@@ -45,32 +45,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints one line per finding, as soon as there is one."""
     from agent.commands import doctor
 
     failed = False
-    for finding, line in doctor.as_lines(_namespaces(known) if known.namespaces else _node(known)):
+    for finding, line in doctor.as_lines(
+        _namespaces(arguments) if arguments.namespaces else _node(arguments)
+    ):
         failed = failed or finding.level == "fail"
         print(line, flush=True)
     return FAILED if failed else OK
 
 
-def _node(known: argparse.Namespace) -> Iterator[Finding]:
-    config = from_command_line(Config, known)
+def _node(arguments: argparse.Namespace) -> Iterator[Finding]:
+    config = from_command_line(Config, arguments)
     from agent.commands import doctor
     from agent.roles import discovery
 
     yield from doctor.examine(config, discovery.scan_once)
 
 
-def _namespaces(known: argparse.Namespace) -> Iterator[Finding]:
+def _namespaces(arguments: argparse.Namespace) -> Iterator[Finding]:
     where = cluster_target(
-        argparse.Namespace(kubeconfig=known.kubeconfig or "", context="", server=known.server)
+        argparse.Namespace(kubeconfig=arguments.kubeconfig or "", context="", server=arguments.server)
     )
     from agent.commands import cluster, namespace_labels
 
     async def read(client: KubeClient) -> dict[str, namespace_labels.Needs]:
-        return await namespace_labels.read_needs(client, known.free_cores)
+        return await namespace_labels.read_needs(client, arguments.free_cores)
 
     yield from namespace_labels.as_findings(cluster.with_client(where, read))

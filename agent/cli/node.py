@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, Config)
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the agent until it is asked to end."""
-    config = from_command_line(Config, known)
+    config = from_command_line(Config, arguments)
     if config.standby == "on":  # now: the rest of the program takes seconds to load on a busy machine
         from agent.front import supervise
         from agent.front.handover import HANDOVER

@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, SchedulerSettings)
 
 
-def run(known: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the service until it is asked to end."""
-    config = from_command_line(SchedulerSettings, known)
+    config = from_command_line(SchedulerSettings, arguments)
     from gigaslice.scheduler import service
 
     service.run(config, vcuda.__version__)

@@ -31,7 +31,7 @@ def listed(state_dir: Path) -> dict[str, Any]:
     return ask(state_dir / CONTROL_SOCKET, _SERVER, {"ps": {}})
 
 
-def as_lines(found: Mapping[str, Any], now: float | None = None) -> str:
+def as_lines(listing: Mapping[str, Any], now: float | None = None) -> str:
     """What the service shows, for people."""
     at = time.time() if now is None else now
     columns = (
@@ -45,21 +45,23 @@ def as_lines(found: Mapping[str, Any], now: float | None = None) -> str:
     )
     rows = [
         (
-            str(one["key"])[:12],
-            plain(str(one["source"])),
-            format_bytes(int(one["bytes"])),
-            str(one["files"]),
-            _state(one),
-            "now" if one["holders"] or one["waiting"] else f"{_ago(at - float(one['last_used']))} ago",
-            plain(", ".join(one["holders"])) or "-",
+            str(dataset["key"])[:12],
+            plain(str(dataset["source"])),
+            format_bytes(int(dataset["bytes"])),
+            str(dataset["files"]),
+            _state(dataset),
+            "now"
+            if dataset["holders"] or dataset["waiting"]
+            else f"{_ago(at - float(dataset['last_used']))} ago",
+            plain(", ".join(dataset["holders"])) or "-",
         )
-        for one in sorted(found["datasets"], key=lambda one: -float(one["last_used"]))
+        for dataset in sorted(listing["datasets"], key=lambda dataset: -float(dataset["last_used"]))
     ]
     lines = [as_table(columns, rows)] if rows else ["no datasets"]
-    lines += [f"{plain(one['pod'])} waits for {plain(one['detail'])}" for one in found["tasks"]]
-    trash = int(found.get("trash", 0))
+    lines += [f"{plain(task['pod'])} waits for {plain(task['detail'])}" for task in listing["tasks"]]
+    trash = int(listing.get("trash", 0))
     later = f", with {format_bytes(trash)} that the disk is giving back" if trash else ""
-    lines.append(f"{format_bytes(int(found['room']))} free for datasets{later}")
+    lines.append(f"{format_bytes(int(listing['room']))} free for datasets{later}")
     return "\n".join(lines)
 
 
@@ -76,13 +78,13 @@ def evict(state_dir: Path, names: Sequence[str], idle_seconds: float | None) -> 
     asked: dict[str, Any] = {"names": list(names)}
     if idle_seconds is not None:
         asked["idle_seconds"] = idle_seconds
-    found = ask(state_dir / CONTROL_SOCKET, _SERVER, {"evict": asked})
-    gone = found["evicted"]
-    size = format_bytes(sum(int(one["bytes"]) for one in gone))
+    answer = ask(state_dir / CONTROL_SOCKET, _SERVER, {"evict": asked})
+    gone = answer["evicted"]
+    size = format_bytes(sum(int(dataset["bytes"]) for dataset in gone))
     done = f"{len(gone)} {'dataset' if len(gone) == 1 else 'datasets'} deleted, {size}"
     if gone:
         done += "; the disk gives the room back in the background"
-    return done, tuple(f"{plain(source)}: {plain(str(why))}" for source, why in found["refused"].items())
+    return done, tuple(f"{plain(source)}: {plain(str(why))}" for source, why in answer["refused"].items())
 
 
 def wait(path: Path, volume: str, environment: Mapping[str, str]) -> str:
@@ -129,7 +131,7 @@ class _AgainError(Exception):
 
 
 def _waited(path: Path, request: dict[str, Any]) -> str:
-    bar, said = sys.stderr.isatty(), ""
+    bar, printed = sys.stderr.isatty(), ""
     try:
         for answer in conversation(path, _SERVER, request):
             if answer.get("ready") is True:
@@ -144,8 +146,8 @@ def _waited(path: Path, request: dict[str, Any]) -> str:
                 filled = int(share * _BAR)
                 sys.stderr.write(f"\r\x1b[K[{'#' * filled}{'.' * (_BAR - filled)}] {text[:120]}")
                 sys.stderr.flush()
-            elif text.partition(" (")[0] != said:
-                said = text.partition(" (")[0]
+            elif text.partition(" (")[0] != printed:
+                printed = text.partition(" (")[0]
                 sys.stderr.write(f"gigaslice: {text}\n")
     except MissingError as error:  # it is started anew, or has not been started yet
         raise _AgainError(str(error)) from error
@@ -155,10 +157,12 @@ def _waited(path: Path, request: dict[str, Any]) -> str:
     raise _AgainError("the dataset service has ended")
 
 
-def _state(one: Mapping[str, Any]) -> str:
-    if one["state"] != "fetching":
-        return str(one["state"])
-    return f"fetching {int(float(one['share']) * 100)} %, {format_bytes(int(one['bytes_per_second']))}/s"
+def _state(dataset: Mapping[str, Any]) -> str:
+    if dataset["state"] != "fetching":
+        return str(dataset["state"])
+    return (
+        f"fetching {int(float(dataset['share']) * 100)} %, {format_bytes(int(dataset['bytes_per_second']))}/s"
+    )
 
 
 def _ago(seconds: float) -> str:

@@ -14,33 +14,33 @@ from gigaslice.text import plain
 __all__ = ["ask", "describe"]
 
 
-def ask(known: argparse.Namespace) -> ResizeAnswer:
+def ask(arguments: argparse.Namespace) -> ResizeAnswer:
     """Asks for what the command line says. Raises ConfigError, MissingError or ControlError."""
     mistakes = []
     memory = cores = None
-    if known.memory is None and known.cores is None:
+    if arguments.memory is None and arguments.cores is None:
         mistakes.append("nothing to change; say --memory SIZE or --cores PERCENT")
-    if known.memory is not None:
+    if arguments.memory is not None:
         try:
-            memory = units.parse_bytes(known.memory)
+            memory = units.parse_bytes(arguments.memory)
         except ValueError as error:
-            mistakes.append(f'--memory "{known.memory}": {error}')
-    if known.cores is not None:
-        if known.cores.isascii() and known.cores.isdigit() and int(known.cores) <= 100:
-            cores = int(known.cores)
+            mistakes.append(f'--memory "{arguments.memory}": {error}')
+    if arguments.cores is not None:
+        if arguments.cores.isascii() and arguments.cores.isdigit() and int(arguments.cores) <= 100:
+            cores = int(arguments.cores)
         else:
-            mistakes.append(f'--cores "{known.cores}": must be a whole number from 0 to 100')
-    namespace, slash, pod = known.pod.rpartition("/")
-    if slash and known.namespace not in (None, namespace):
-        mistakes.append(f"{known.pod} and --namespace {known.namespace} contradict each other")
+            mistakes.append(f'--cores "{arguments.cores}": must be a whole number from 0 to 100')
+    namespace, slash, pod = arguments.pod.rpartition("/")
+    if slash and arguments.namespace not in (None, namespace):
+        mistakes.append(f"{arguments.pod} and --namespace {arguments.namespace} contradict each other")
     if mistakes:
         raise ConfigError(mistakes)
     return client.resize(
-        Path(known.state_dir),
-        namespace=known.namespace or namespace or "default",
+        Path(arguments.state_dir),
+        namespace=arguments.namespace or namespace or "default",
         pod=pod,
-        container=known.container,
-        gpu=known.gpu,
+        container=arguments.container,
+        gpu=arguments.gpu,
         memory=memory,
         cores=cores,
     )

@@ -42,9 +42,9 @@ class Totals:
         risen = 0.0
         highest: dict[Hashable, float] = {}
         for key, count in parts.items():
-            known = before.get(key, count if begin else 0)
-            risen += max(0, count - known)
-            highest[key] = max(count, known)
+            highest_before = before.get(key, count if begin else 0)
+            risen += max(0, count - highest_before)
+            highest[key] = max(count, highest_before)
         self._highest[allocation, name, labels] = highest
         self._sums[name, labels] = self._sums.get((name, labels), 0) + risen
 

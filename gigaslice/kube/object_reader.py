@@ -256,10 +256,10 @@ class ObjectReader:
 
     def _pass_string(self) -> _Steps[None]:
         self._at += 1
-        while (found := _end_of_string(self._text, self._at))[0] < 0:
-            self._at = found[1]
+        while (end := _end_of_string(self._text, self._at))[0] < 0:
+            self._at = end[1]
             yield None
-        self._at = found[0]
+        self._at = end[0]
 
     # --- tokens -------------------------------------------------------------------------------------------------
 

@@ -100,12 +100,12 @@ def setting(metavar: str, parse: Callable[[str], T], default: str, help: str, *,
 
 def table(role: type[Settings]) -> tuple[Setting, ...]:
     """The settings of ROLE: its own in the order of its fields, then those that it shares with ever more roles."""
-    found = []
+    settings = []
     for field in sorted(dataclasses.fields(role), key=lambda field: _shared(role, field.name)):
         if _METADATA in field.metadata:
             flag, *rest = field.metadata[_METADATA]
-            found.append(Setting(field.name, flag or field.name.replace("_", "-"), *rest))
-    return tuple(found)
+            settings.append(Setting(field.name, flag or field.name.replace("_", "-"), *rest))
+    return tuple(settings)
 
 
 def _shared(role: type[Settings], attribute: str) -> int:
