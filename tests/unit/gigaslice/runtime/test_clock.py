@@ -14,14 +14,13 @@ WALL = {
     "agent/apiserver/own_node.py",  # a metric shows when
     "agent/cli/cordon.py",
     "agent/commands/dataset.py",
-    "agent/commands/dataset_prefetch.py",  # of runs on other machines
     "agent/commands/prefetch_nodes.py",  # compared with times that other machines have written
     "gigaslice/kubeapi/events.py",
     "agent/front/log.py",
     "gigaslice/controller/dataset_statuses.py",  # the same
     "gigaslice/dataset_node/publishing.py",  # written for other machines
     "gigaslice/dataset_node/sources/posix.py",  # compared with times of files
-    "gigaslice/dataset_node/sources/web.py",  # Retry-After as a date
+    "gigaslice/dataset_node/sources/http_client.py",  # Retry-After as a date
     "gigaslice/kubeapi/lease.py",
     "gigaslice/scheduler/election.py",
     "gigaslice/scheduler/service.py",
