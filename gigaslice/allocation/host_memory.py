@@ -78,14 +78,19 @@ def view(
     for gpu in gpus:
         if not gpu.host_bytes:
             continue
-        held = [(one.name, share.slices) for one in counted for share in one.shares if share.gpu == gpu.uuid]
+        held = [
+            (occupant.name, share.slices)
+            for occupant in counted
+            for share in occupant.shares
+            if share.gpu == gpu.uuid
+        ]
         taken = sum(slices for _, slices in held)
         real = sum(_real_slices(gpu, slices, physical.get(name, {})) for name, slices in held)
         if host:
             room = gpu.own_slices * gpu.slice_bytes - _real_bytes(table, gpu)
             missing = gpu.slices - taken if room < least_physical(memory_bytes) else 0
         else:
-            counted = tuple(_as_real(one, gpu, physical.get(one.name, {})) for one in counted)
+            counted = tuple(_as_real(occupant, gpu, physical.get(occupant.name, {})) for occupant in counted)
             missing = max(0, taken - (gpu.slices - gpu.own_slices) - real)
         if missing > 0:
             more.append(Occupant(f"{REAL} {gpu.uuid}", (Share(gpu.uuid, missing),)))
@@ -128,7 +133,9 @@ def host_promised(table: AllocationTable, gpus: Sequence[Gpu]) -> dict[str, int]
     """
     return {
         gpu.uuid: max(
-            0, sum(one.promised.get(gpu.uuid, 0) for one in table.allocations) - gpu.bytes_of(gpu.own_slices)
+            0,
+            sum(allocation.promised.get(gpu.uuid, 0) for allocation in table.allocations)
+            - gpu.bytes_of(gpu.own_slices),
         )
         for gpu in gpus
         if gpu.host_bytes
@@ -148,10 +155,10 @@ def host_need(
     """
     if not any(gpu.host_bytes and gpu.uuid in allocation.promised for gpu in gpus):
         return 0
-    behind = [one.id for one in table.allocations if one.waiting and one.number > allocation.number]
+    behind = [other.id for other in table.allocations if other.waiting and other.number > allocation.number]
     need = 0
     for gpu, beyond in host_promised(table.replaced([allocation]).without(behind), gpus).items():
-        own = next(one.bytes_of(one.own_slices) for one in gpus if one.uuid == gpu)
+        own = next(device.bytes_of(device.own_slices) for device in gpus if device.uuid == gpu)
         there = sum(present.get(gpu, 0) for present in used.values()) - own
         need += max(0, beyond - max(0, there))
     return need
@@ -177,11 +184,11 @@ def _real_slices(gpu: Gpu, slices: int, physical: Mapping[str, int]) -> int:
     return min(slices, -(-own // gpu.slice_bytes)) if own else slices
 
 
-def _as_real(one: Occupant, gpu: Gpu, physical: Mapping[str, int]) -> Occupant:
+def _as_real(occupant: Occupant, gpu: Gpu, physical: Mapping[str, int]) -> Occupant:
     if not physical.get(gpu.uuid):
-        return one
+        return occupant
     shares = tuple(
         replace(share, slices=_real_slices(gpu, share.slices, physical)) if share.gpu == gpu.uuid else share
-        for share in one.shares
+        for share in occupant.shares
     )
-    return replace(one, shares=shares)
+    return replace(occupant, shares=shares)

@@ -119,13 +119,13 @@ def find_access(
     if not (account / "token").exists():
         return None, f"{account}/token does not exist; the pod needs automountServiceAccountToken: true"
     host, _, port = service.rpartition(":")
-    found = Access(
+    access = Access(
         host=host.strip("[]"),
         port=int(port),
         ca_file=account / "ca.crt",
         token_file=account / "token",
     )
-    return found, f"service account {account}"
+    return access, f"service account {account}"
 
 
 def _from_kubeconfig(path: Path, chosen: str) -> Access:

@@ -93,8 +93,8 @@ class KubeAnswer:
         """Returns the error that this answer to WHAT is."""
         message, reason = "", ""
         with contextlib.suppress(ValueError):
-            found = read_document(self.body)
-            message, reason = text_at(found, "message")[:500], text_at(found, "reason")
+            document = read_document(self.body)
+            message, reason = text_at(document, "message")[:500], text_at(document, "reason")
         text = message or self.body[:200].decode("utf-8", "replace").strip()
         return ApiFailure(
             f"{what}: {self.status} {text}", self.status, reason=reason, retry_after=self.retry_after
@@ -132,12 +132,12 @@ class KubeStream:
 
     async def answer(self, most: int = _MOST_BYTES) -> KubeAnswer:
         """Returns the whole answer, which is no stream, as one of an error."""
-        found = bytearray()
+        body = bytearray()
         async for chunk in self._chunks():
-            found += chunk
-            if len(found) > most:
+            body += chunk
+            if len(body) > most:
                 raise ApiFailure(f"the API server's answer has more than {most} bytes", self.status)
-        return KubeAnswer(self.status, bytes(found), self.retry_after)
+        return KubeAnswer(self.status, bytes(body), self.retry_after)
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         while True:
@@ -361,32 +361,32 @@ class _Renewed:
 
 def _unless_unchanged(access: Access) -> Callable[[], ssl.SSLContext | None]:
     """Returns a function that loads the certificates, where they have changed since: a new context is a new pool."""
-    known: list[Any] = [None, None]
+    cache: list[Any] = [None, None]
 
     def read() -> ssl.SSLContext | None:
         paths = (access.ca_file, access.cert_file, access.key_file)
         stamp = [_stamp(path) for path in paths if path is not None]
-        if known[0] != stamp:
-            known[:] = [stamp, access.ssl_context()]
-        context: ssl.SSLContext | None = known[1]
+        if cache[0] != stamp:
+            cache[:] = [stamp, access.ssl_context()]
+        context: ssl.SSLContext | None = cache[1]
         return context
 
     return read
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_ino
+    status = path.stat()
+    return status.st_mtime_ns, status.st_ino
 
 
 def _socket(address: tuple[Any, ...]) -> socket.socket:
     """Returns a socket on which a peer that is gone without a word is noticed within a minute."""
     family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    tcp_socket = socket.socket(family, kind, protocol)
+    tcp_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
-        made.setsockopt(socket.IPPROTO_TCP, option, value)
-    return made
+        tcp_socket.setsockopt(socket.IPPROTO_TCP, option, value)
+    return tcp_socket
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> float:

@@ -51,7 +51,9 @@ def node_facts(document: Mapping[str, Any]) -> NodeFacts:
         name=sys.intern(name),
         inventory_text=inventory if isinstance(inventory, str) else None,
         schedulable=not object_at(document, "spec").get("unschedulable"),
-        ready=any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions),
+        ready=any(
+            condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions
+        ),
         labels={
             sys.intern(key): sys.intern(value)
             for key, value in object_at(metadata, "labels").items()
@@ -75,7 +77,7 @@ def gpu_pod(document: Mapping[str, Any], units: ClusterUnits = _UNITS) -> Pod | 
         annotations={
             sys.intern(key): value for key, value in pod.annotations.items() if key.startswith(_OURS)
         },
-        containers=tuple(_container(one) for one in pod.containers),
+        containers=tuple(_container(container) for container in pod.containers),
         volumes=pod.volumes_of(DATASET_DRIVER),
     )
 
@@ -93,7 +95,9 @@ def unread_gpu_pod(document: Mapping[str, Any], last: Pod | None = None) -> Pod 
     return pod if pod.node and not pod.terminal else None
 
 
-def _container(one: PodContainer) -> PodContainer:
+def _container(container: PodContainer) -> PodContainer:
     return PodContainer(
-        sys.intern(one.name), one.kind, {sys.intern(name): count for name, count in one.requests.items()}
+        sys.intern(container.name),
+        container.kind,
+        {sys.intern(name): count for name, count in container.requests.items()},
     )

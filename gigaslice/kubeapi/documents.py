@@ -18,9 +18,9 @@ def read_document(text: bytes) -> dict[str, Any]:
     does.
     """
     try:
-        found = orjson.loads(text)
+        document = orjson.loads(text)
     except orjson.JSONDecodeError:
-        found = read_json(text)
-    if not isinstance(found, dict):
+        document = read_json(text)
+    if not isinstance(document, dict):
         raise ValueError("it is no JSON object")
-    return found
+    return document

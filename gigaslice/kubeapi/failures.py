@@ -55,7 +55,7 @@ def object_path(*segments: str) -> str:
     Raises:
         NameFailure: A segment is a name that no quoting makes one segment.
     """
-    for one in segments:
-        if one in ("", ".", "..") or one != whole_characters(one):
-            raise NameFailure(f"{one!a} is no name", sent=False)
-    return "".join(f"/{quote(one, safe='')}" for one in segments)
+    for segment in segments:
+        if segment in ("", ".", "..") or segment != whole_characters(segment):
+            raise NameFailure(f"{segment!a} is no name", sent=False)
+    return "".join(f"/{quote(segment, safe='')}" for segment in segments)

@@ -177,20 +177,20 @@ class Informer(Generic[T]):
     async def _list(self) -> None:
         self._begun_lists += 1
         query = {**self._query, "limit": str(self._page)}
-        found: dict[Key, _Entry[T]] = {}
+        entries: dict[Key, _Entry[T]] = {}
         self._unreadable = set()
         for _ in range(_MOST_PAGES):
             answer = await self._client.request(
                 "GET", self._path, query, seconds=_LIST_SECONDS, most=_MOST_PAGE_BYTES
             )
-            version, more = self._read_page(answer.body, found)
+            version, more = self._read_page(answer.body, entries)
             if not more:
                 break
             query = {**self._query, "limit": str(self._page), "continue": more}
             await asyncio.sleep(0)
         else:
             raise ApiFailure(f"list of {self._path}: more than {_MOST_PAGES} pages", 200)
-        self._replace(found)
+        self._replace(entries)
         self._reported.keep(lambda subject: subject == "unreachable" or subject in self._unreadable)
         self._version = version
         self.lists += 1
@@ -199,10 +199,10 @@ class Informer(Generic[T]):
         for number, taken in self._asked:
             if number <= self._begun_lists and not taken.done():
                 taken.set_result(None)
-        self._asked = [one for one in self._asked if not one[1].done()]
+        self._asked = [waiter for waiter in self._asked if not waiter[1].done()]
 
-    def _read_page(self, body: bytes, found: dict[Key, _Entry[T]]) -> tuple[str, str]:
-        """Adds the page's values to FOUND; returns its version and what to ask for to continue."""
+    def _read_page(self, body: bytes, entries: dict[Key, _Entry[T]]) -> tuple[str, str]:
+        """Adds the page's values to ENTRIES; returns its version and what to ask for to continue."""
         document = _loaded(body)
         items, metadata = document.get("items") or [], document.get("metadata")
         del document
@@ -214,18 +214,18 @@ class Informer(Generic[T]):
             key = _key(item)
             entry = None if key is None else self._entry(key, item)
             if key is not None and entry is not None:
-                found[key] = entry
+                entries[key] = entry
         more = metadata.get("continue")
         return _version(metadata), more if isinstance(more, str) else ""
 
-    def _replace(self, found: dict[Key, _Entry[T]]) -> None:
-        before, self._entries = self._entries, found
+    def _replace(self, entries: dict[Key, _Entry[T]]) -> None:
+        before, self._entries = self._entries, entries
         for key, entry in before.items():
-            if key not in found or found[key].uid != entry.uid:
+            if key not in entries or entries[key].uid != entry.uid:
                 self._on_drop(entry.value)
-        for key, entry in found.items():
-            known = before.get(key)
-            if known is None or known.uid != entry.uid or known.value != entry.value:
+        for key, entry in entries.items():
+            last = before.get(key)
+            if last is None or last.uid != entry.uid or last.value != entry.value:
                 self._on_change(entry.value)
 
     def _absent(self) -> None:
@@ -290,28 +290,28 @@ class Informer(Generic[T]):
             raise ApiFailure(f"watch of {self._path}: {message or 'ended without a reason'}", 500)
         version = _version(content.get("metadata"))
         if kind in ("ADDED", "MODIFIED", "DELETED"):
-            self._one(kind, content)
+            self._apply_to_object(kind, content)
         self._version = version
 
-    def _one(self, kind: str, content: dict[str, Any]) -> None:
+    def _apply_to_object(self, kind: str, content: dict[str, Any]) -> None:
         key = _key(content)
         if key is None:
             return
-        known = self._entries.get(key)
+        last = self._entries.get(key)
         if kind == "DELETED":
-            if known is not None and known.uid != _uid(content):
+            if last is not None and last.uid != _uid(content):
                 return  # of an object that had the name before
             self._reported.over(key)
             entry = None
         else:
             entry = self._entry(key, content)
-        if known is not None and (entry is None or known.uid != entry.uid):
+        if last is not None and (entry is None or last.uid != entry.uid):
             del self._entries[key]
-            self._on_drop(known.value)
-            known = None
+            self._on_drop(last.value)
+            last = None
         if entry is not None:
             self._entries[key] = entry
-            if known is None or known.value != entry.value:
+            if last is None or last.value != entry.value:
                 self._on_change(entry.value)
 
     def _entry(self, key: Key, document: Mapping[str, Any]) -> _Entry[T] | None:
@@ -369,10 +369,10 @@ def _loaded(text: bytes) -> dict[str, Any]:
 
 
 def _version(metadata: object) -> str:
-    found = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
-    if not isinstance(found, str) or not 0 < len(found) <= _LONGEST_VERSION:
+    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    if not isinstance(version, str) or not 0 < len(version) <= _LONGEST_VERSION:
         raise ApiFailure("the API server's answer has no resourceVersion", 200)
-    return found
+    return version
 
 
 def _key(document: Mapping[str, Any]) -> Key | None:

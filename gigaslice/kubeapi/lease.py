@@ -175,7 +175,7 @@ class Leader:
             seconds = max(0.5, self._until - begun) if self.leading else self._duration * _ACTIVE_PART
             self._inherit()
             try:
-                found = await self._write(seconds)
+                answer = await self._write(seconds)
             except ApiFailure as failure:
                 if failure.status not in (CONFLICT, NOT_FOUND):
                     raise
@@ -186,8 +186,8 @@ class Leader:
                     return
                 self._inherit()
                 begun = self._clock()
-                found = await self._write(seconds)
-            self._note(found.document())
+                answer = await self._write(seconds)
+            self._note(answer.document())
             self._sent &= {text_at(object_at(self._seen or {}, "spec"), "renewTime")}
         except ApiFailure as failure:
             if self._reported.new("lease", str(failure)):
@@ -209,13 +209,13 @@ class Leader:
 
     async def _look(self, seconds: float) -> None:
         try:
-            found = await self._client.request("GET", self._path, seconds=seconds)
+            answer = await self._client.request("GET", self._path, seconds=seconds)
         except ApiFailure as failure:
             if failure.status != NOT_FOUND:
                 raise
             self._seen, self.holder = None, ""
         else:
-            self._note(found.document())
+            self._note(answer.document())
 
     def _note(self, lease: dict[str, Any]) -> None:
         if self._seen is None or _version(self._seen) != _version(lease):
@@ -265,8 +265,8 @@ class Leader:
         body = self._renewal()
         body["spec"] = {**body["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
         try:
-            found = await self._client.request("PUT", self._path, body=body, seconds=self._retry)
-            self._note(found.document())
+            answer = await self._client.request("PUT", self._path, body=body, seconds=self._retry)
+            self._note(answer.document())
         except ApiFailure as failure:
             self._log.info("lease not given back; it ends by itself", detail=str(failure))
 

@@ -65,7 +65,7 @@ class ComputeAllowance:
 
 
 @dataclass(slots=True)
-class _Known:
+class _Container:
     credit: float
     spent: float
     others: float
@@ -102,8 +102,8 @@ class ComputeArbiter:
     """Decides for one GPU."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
-        self._seen_at = 0.0
+        self._containers: dict[str, _Container] = {}
+        self._decided_at = 0.0
         self._lent_at = 0.0
 
     def decide(
@@ -122,8 +122,8 @@ class ComputeArbiter:
                 (its predecessor wrote it).
             unlimited: part of the GPU that containers without a share have used lately.
         """
-        passed = now - self._seen_at if self._known else 0.0
-        self._seen_at = now
+        passed = now - self._decided_at if self._containers else 0.0
+        self._decided_at = now
         if not 0 <= passed <= LONGEST_GAP:
             passed = 0.0
         self._forget(samples)
@@ -131,27 +131,31 @@ class ComputeArbiter:
         all_flying = sum(flying.values())
         for name, sample in samples.items():
             others = _others(flying[name], all_flying)
-            known = self._known.get(name)
-            if known is None:
+            container = self._containers.get(name)
+            if container is None:
                 credit = (published or {}).get(name, 0.0)
-                self._known[name] = _Known(credit, sample.spent, others, sample.share, float(sample.share))
+                self._containers[name] = _Container(
+                    credit, sample.spent, others, sample.share, float(sample.share)
+                )
                 continue
-            charged = min(max(0.0, sample.spent - known.spent), passed)
-            known.credit += charged * (known.others + others) / 2
-            known.spent, known.others = sample.spent, others
-            known.samples += 1
-            known.busy += sample.waiting or sample.flying > 0
+            charged = min(max(0.0, sample.spent - container.spent), passed)
+            container.credit += charged * (container.others + others) / 2
+            container.spent, container.others = sample.spent, others
+            container.samples += 1
+            container.busy += sample.waiting or sample.flying > 0
         if now - self._lent_at >= LENDING_PERIOD or now < self._lent_at:
             self._lent_at = now
             self._lend(samples, unlimited)
         return {
-            name: ComputeAllowance(self._known[name].credit, min(WHOLE, max(1, self._allowed(name, sample))))
+            name: ComputeAllowance(
+                self._containers[name].credit, min(WHOLE, max(1, self._allowed(name, sample)))
+            )
             for name, sample in samples.items()
         }
 
     def _allowed(self, name: str, sample: ComputeSample) -> int:
-        known = self._known[name]
-        return max(sample.share, known.allowed) if sample.elastic else sample.share
+        container = self._containers[name]
+        return max(sample.share, container.allowed) if sample.elastic else sample.share
 
     def _lend(self, samples: Mapping[str, ComputeSample], unlimited: float) -> None:
         """Lends what owners leave.
@@ -161,26 +165,26 @@ class ComputeArbiter:
         share can use whatever there is, so its use leaves nothing to lend.
         """
         for name in samples:
-            known = self._known[name]
-            if known.samples:
-                known.demand = max(WHOLE * known.busy / known.samples, known.demand * FADING)
-                known.samples = known.busy = 0
+            container = self._containers[name]
+            if container.samples:
+                container.demand = max(WHOLE * container.busy / container.samples, container.demand * FADING)
+                container.samples = container.busy = 0
         demands = {
-            name: min(sample.share, round(self._known[name].demand) + MARGIN)
+            name: min(sample.share, round(self._containers[name].demand) + MARGIN)
             for name, sample in samples.items()
         }
         borrowers = {
             name: sample.weight
             for name, sample in samples.items()
-            if sample.elastic and self._known[name].demand > MARGIN and unlimited <= IDLE
+            if sample.elastic and self._containers[name].demand > MARGIN and unlimited <= IDLE
         }
         lent = lend(demands, borrowers)
         for name, sample in samples.items():
-            self._known[name].allowed = max(sample.share, demands[name] + lent.get(name, 0))
+            self._containers[name].allowed = max(sample.share, demands[name] + lent.get(name, 0))
 
     def _forget(self, samples: Mapping[str, ComputeSample]) -> None:
-        for name in [name for name in self._known if name not in samples]:
-            del self._known[name]
+        for name in [name for name in self._containers if name not in samples]:
+            del self._containers[name]
 
 
 def _others(own: int, all_flying: int) -> float:

@@ -137,19 +137,19 @@ def resized(
 
 def with_limits(allocation: Allocation, memory: Mapping[str, int], cores: Mapping[str, int]) -> Allocation:
     """ALLOCATION with these limits, unasked; the same allocation where it has them already."""
-    known = {one.gpu: one for one in allocation.limits}
+    limit_by_gpu = {limit.gpu: limit for limit in allocation.limits}
     limits = []
     for hold in allocation.holds:
-        one = known.get(hold.gpu, LiveLimit(hold.gpu))
+        limit = limit_by_gpu.get(hold.gpu, LiveLimit(hold.gpu))
         if hold.gpu in memory:
             size = memory[hold.gpu]
-            one = replace(one, memory_bytes=None if size == hold.memory_bytes else size)
+            limit = replace(limit, memory_bytes=None if size == hold.memory_bytes else size)
         if hold.gpu in cores:
             share = cores[hold.gpu]
             given = allocation.given_cores.get(hold.gpu, allocation.policy.cores)
-            one = replace(one, cores=None if share == given else share)
-        if one.memory_bytes is not None or one.cores is not None:
-            limits.append(one)
+            limit = replace(limit, cores=None if share == given else share)
+        if limit.memory_bytes is not None or limit.cores is not None:
+            limits.append(limit)
     if tuple(limits) == allocation.limits:
         return allocation
     return replace(allocation, limits=tuple(limits), resizes=allocation.resizes + 1)

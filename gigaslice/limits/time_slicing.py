@@ -100,7 +100,7 @@ class TimeSliceDecision:
 
 
 @dataclass(slots=True)
-class _Known:
+class _Container:
     progress: int
     worked: float  # when it last made progress
     gap: float = 0.0  # longest pause between two pieces of work, fading
@@ -115,7 +115,7 @@ class TimeSlicer:
     """Decides for one GPU."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._containers: dict[str, _Container] = {}
         self._mode = "free"  # "free", "together", "slicing"
         self._since = 0.0  # begin of the window, or of the time slice
         self._holder: str | None = None
@@ -149,24 +149,26 @@ class TimeSlicer:
 
     def quantum(self, name: str) -> float:
         """Seconds of that container's next time slice."""
-        known = self._known.get(name)
-        return known.quantum if known else FIRST
+        container = self._containers.get(name)
+        return container.quantum if container else FIRST
 
     def decide(
-        self, now: float, room: int, seen: Mapping[str, TimeSliceSample], moved: int | None = None
+        self, now: float, room: int, samples: Mapping[str, TimeSliceSample], moved: int | None = None
     ) -> TimeSliceDecision:
         """What the containers may do now.
 
         Args:
             now: seconds that only go forward.
             room: bytes of the GPU beside all that cannot move.
-            seen: the containers of the GPU.
+            samples: the containers of the GPU, by name.
             moved: bytes that page faults have moved to the GPU and away ever since; None where the driver is silent.
         """
-        self._note(now, seen)
+        self._note(now, samples)
         self._note_moved(moved)
-        contending = [name for name, one in seen.items() if one.willing and self._contends(now, name, one)]
-        fits = sum(seen[name].managed for name in contending) <= room
+        contending = [
+            name for name, sample in samples.items() if sample.willing and self._contends(now, name, sample)
+        ]
+        fits = sum(samples[name].managed for name in contending) <= room
         if len(contending) < 2 or fits:
             self._let_go()
             return TimeSliceDecision(contending=len(contending), fits=fits)
@@ -175,8 +177,8 @@ class TimeSlicer:
         if self._mode == "together":
             self._judge_window(now, contending, room)
         if self._mode == "slicing":
-            self._keep_slicing(now, seen, contending)
-        willing = frozenset(name for name, one in seen.items() if one.willing)
+            self._keep_slicing(now, samples, contending)
+        willing = frozenset(name for name, sample in samples.items() if sample.willing)
         if self._mode != "slicing":
             return TimeSliceDecision(None, frozenset(), willing, len(contending), fits=False)
         if self._emptying and now - self._given < EMPTYING:
@@ -184,21 +186,21 @@ class TimeSlicer:
         own = willing & {self._holder}
         return TimeSliceDecision(self._holder, willing - own, own, len(contending), fits=False)
 
-    def _note(self, now: float, seen: Mapping[str, TimeSliceSample]) -> None:
-        for name in self._known.keys() - seen.keys():
-            del self._known[name]
-        for name, one in seen.items():
-            known = self._known.get(name)
-            if known is None or one.progress < known.progress:  # its file is its own
-                self._known[name] = _Known(
-                    one.progress, now if one.progress else now - ACTIVE, start=one.progress
+    def _note(self, now: float, samples: Mapping[str, TimeSliceSample]) -> None:
+        for name in self._containers.keys() - samples.keys():
+            del self._containers[name]
+        for name, sample in samples.items():
+            container = self._containers.get(name)
+            if container is None or sample.progress < container.progress:  # its file is its own
+                self._containers[name] = _Container(
+                    sample.progress, now if sample.progress else now - ACTIVE, start=sample.progress
                 )
-            elif one.progress > known.progress:
-                if name == self._holder and known.progress > known.start:
-                    known.gap = max(min(now - known.worked, ACTIVE), known.gap * 0.9)
-                known.progress, known.worked = one.progress, now
+            elif sample.progress > container.progress:
+                if name == self._holder and container.progress > container.start:
+                    container.gap = max(min(now - container.worked, ACTIVE), container.gap * 0.9)
+                container.progress, container.worked = sample.progress, now
             if name == self._holder:
-                self._course.append((now, known.progress if known else one.progress))
+                self._course.append((now, container.progress if container else sample.progress))
 
     def _note_moved(self, moved: int | None) -> None:
         """A count that begins anew, or ends, says nothing of the window in which it does."""
@@ -208,9 +210,9 @@ class TimeSlicer:
             self._moving += moved - self._moved
         self._moved = moved
 
-    def _contends(self, now: float, name: str, one: TimeSliceSample) -> bool:
-        recently = now - self._known[name].worked < ACTIVE
-        return one.alive and one.managed > 0 and (one.waiting or one.busy or recently)
+    def _contends(self, now: float, name: str, sample: TimeSliceSample) -> bool:
+        recently = now - self._containers[name].worked < ACTIVE
+        return sample.alive and sample.managed > 0 and (sample.waiting or sample.busy or recently)
 
     def _let_go(self) -> None:
         self._mode, self._holder, self._again, self._learning = "free", None, AGAIN, False
@@ -221,8 +223,8 @@ class TimeSlicer:
     def _open_window(self, now: float) -> None:
         self._since, self._measuring = now, True
         self._moving = None if self._moved is None else 0.0
-        for known in self._known.values():
-            known.start = known.progress
+        for container in self._containers.values():
+            container.start = container.progress
 
     def _judge_window(self, now: float, contending: list[str], room: int) -> None:
         if not self._measuring:
@@ -234,11 +236,12 @@ class TimeSlicer:
             return
         self._watched = passed
         self._rates = {
-            name: (self._known[name].progress - self._known[name].start) / passed for name in contending
+            name: (self._containers[name].progress - self._containers[name].start) / passed
+            for name in contending
         }
         if self._moving is not None and self._moving < STILL * room * passed:
             self._watch(now)  # whatever the progress is, pages are not what holds it up
-        elif any(not self._known[name].solo for name in contending):
+        elif any(not self._containers[name].solo for name in contending):
             self._learning, self._tries = True, 0
             self._begin_slicing(now)
         elif self._done_together(contending) < HELPFUL:
@@ -251,35 +254,37 @@ class TimeSlicer:
 
     def _window(self, contending: list[str]) -> float:
         """Seconds in which each would do enough alone to say whether it did much less."""
-        slowest = min((self._known[name].solo for name in contending), default=0.0)
+        slowest = min((self._containers[name].solo for name in contending), default=0.0)
         return min(LONG_WINDOW, max(WINDOW, 2 * ENOUGH / slowest)) if slowest else WINDOW
 
     def _done_together(self, contending: list[str]) -> float:
         """What the window's progress was worth, in seconds of a GPU alone per second."""
         return sum(
-            self._rates.get(name, 0.0) / self._known[name].solo
+            self._rates.get(name, 0.0) / self._containers[name].solo
             for name in contending
-            if self._known[name].solo
+            if self._containers[name].solo
         )
 
     def _begin_slicing(self, now: float) -> None:
         self._mode, self._holder, self._round, self._round_began = "slicing", None, {}, now
 
-    def _keep_slicing(self, now: float, seen: Mapping[str, TimeSliceSample], contending: list[str]) -> None:
+    def _keep_slicing(
+        self, now: float, samples: Mapping[str, TimeSliceSample], contending: list[str]
+    ) -> None:
         holder = self._holder
-        if holder is not None and holder in seen:
-            known, one = self._known[holder], seen[holder]
-            if self._emptying and one.alive and self._wait_for_others(now, holder, seen):
-                self._begin_course(now, known)
+        if holder is not None and holder in samples:
+            container, sample = self._containers[holder], samples[holder]
+            if self._emptying and sample.alive and self._wait_for_others(now, holder, samples):
+                self._begin_course(now, container)
                 return
-            done = known.progress - known.start
-            quantum = max(self._known[name].quantum for name in {holder, *contending})  # parts are equal
+            done = container.progress - container.start
+            quantum = max(self._containers[name].quantum for name in {holder, *contending})  # parts are equal
             over = now - self._since >= (quantum if done >= ENOUGH else LONGEST)
-            patience = max(IDLE, 3 * known.gap, min(known.lost, ACTIVE))
-            quiet = not one.busy and now - max(known.worked, self._since) > patience
-            if one.alive and one.willing and one.managed and not over and not quiet:
+            patience = max(IDLE, 3 * container.gap, min(container.lost, ACTIVE))
+            quiet = not sample.busy and now - max(container.worked, self._since) > patience
+            if sample.alive and sample.willing and sample.managed and not over and not quiet:
                 return
-            self._end_slice(now, holder, full=over and one.alive and not quiet)
+            self._end_slice(now, holder, full=over and sample.alive and not quiet)
         elif holder is not None:
             self._holder = None
         if self._round_is_over(contending) and not self._slicing_helps(now, contending):
@@ -287,55 +292,61 @@ class TimeSlicer:
             self._watch(now)
             return
         # A container that was just served and did nothing is no candidate while others wait.
-        self._give(now, min(contending, key=lambda name: (name == holder, self._known[name].served, name)))
+        self._give(
+            now, min(contending, key=lambda name: (name == holder, self._containers[name].served, name))
+        )
 
     def _give(self, now: float, name: str) -> None:
-        known = self._known[name]
+        container = self._containers[name]
         self._holder, self._since = name, now
-        self._begin_course(now, known)
+        self._begin_course(now, container)
         self._given, self._emptying, self._disturbed = now, True, False
         self.changes += 1
 
-    def _begin_course(self, now: float, known: _Known) -> None:
-        self._since, known.start = now, known.progress
-        self._course = [(now, known.progress)]
+    def _begin_course(self, now: float, container: _Container) -> None:
+        self._since, container.start = now, container.progress
+        self._course = [(now, container.progress)]
 
-    def _wait_for_others(self, now: float, holder: str, seen: Mapping[str, TimeSliceSample]) -> bool:
+    def _wait_for_others(self, now: float, holder: str, samples: Mapping[str, TimeSliceSample]) -> bool:
         """Whether what others had queued still runs: then the time slice has not begun, since that takes the pages.
         Only in the beginning queues may be long; later, when they have been short for a while, it is not believed.
         """
-        running = any(one.busy and one.willing for name, one in seen.items() if name != holder)
+        running = any(sample.busy and sample.willing for name, sample in samples.items() if name != holder)
         late = now - self._given >= (LONGEST if self._learning else EMPTYING)
         self._emptying, self._disturbed = running and not late, running and late
         return self._emptying
 
     def _end_slice(self, now: float, name: str, *, full: bool) -> None:
-        known = self._known[name]
-        known.served, self._holder = now, None
-        done, passed = known.progress - known.start, now - self._since
+        container = self._containers[name]
+        container.served, self._holder = now, None
+        done, passed = container.progress - container.start, now - self._since
         if self._disturbed:
             full = False  # it says nothing of what the container does alone
         if full and done > 1:
             rate = _fastest(self._course, max(SPAN, passed / PART))
-            if not known.solo:
-                known.solo = rate
+            if not container.solo:
+                container.solo = rate
             elif (
-                rate > known.solo or passed >= 2 * SPAN
+                rate > container.solo or passed >= 2 * SPAN
             ):  # a shorter one may have had no time without pages coming
-                known.solo += (rate - known.solo) / (2 if rate > known.solo else 4)
-        if full and known.solo:
+                container.solo += (rate - container.solo) / (2 if rate > container.solo else 4)
+        if full and container.solo:
             before = min(self._since - self._given, EMPTYING)
-            known.lost = max(0.0, before + passed * (1 - UNSURE) - done / known.solo)
-            quantum = min(max(known.lost / LOST, known.quantum * SLOWER), known.quantum * FASTER)
-            known.quantum = min(LONGEST, max(SHORTEST, quantum))
-        self._round[name] = self._round.get(name, 0.0) + (done / known.solo if known.solo else 0.0)
+            container.lost = max(0.0, before + passed * (1 - UNSURE) - done / container.solo)
+            quantum = min(max(container.lost / LOST, container.quantum * SLOWER), container.quantum * FASTER)
+            container.quantum = min(LONGEST, max(SHORTEST, quantum))
+        self._round[name] = self._round.get(name, 0.0) + (done / container.solo if container.solo else 0.0)
 
     def _round_is_over(self, contending: list[str]) -> bool:
         return self._holder is None and all(name in self._round for name in contending)
 
     def _slicing_helps(self, now: float, contending: list[str]) -> bool:
         """At the end of a round. When slicing has gone on for long, the containers are watched together again."""
-        if self._learning and any(not self._known[name].solo for name in contending) and self._tries < TRIES:
+        if (
+            self._learning
+            and any(not self._containers[name].solo for name in contending)
+            and self._tries < TRIES
+        ):
             self._tries += 1
             self._round, self._round_began = {}, now
             return True

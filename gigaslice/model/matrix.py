@@ -69,17 +69,17 @@ def _header(numbered: Iterator[tuple[int, str]]) -> tuple[int, list[str]]:
 
 
 def _rows(numbered: Iterator[tuple[int, str]], columns: list[str], count: int) -> Iterator[_Row]:
-    found = 0
+    index = 0
     for number, line in numbered:
         name, *cells = line.split()  # columns are padded with a varying number of tabs; no cell has a space
         if name.startswith("Legend"):
             return
         if not _GPU.fullmatch(name):
             continue
-        if name != f"GPU{found}":
-            raise TopologyTextError(number, f"row {name} where GPU{found} is due; paste the rows in order")
+        if name != f"GPU{index}":
+            raise TopologyTextError(number, f"row {name} where GPU{index} is due; paste the rows in order")
         yield _row(number, name, cells, columns, count)
-        found += 1
+        index += 1
 
 
 def _row(number: int, name: str, cells: list[str], columns: list[str], count: int) -> _Row:
@@ -114,8 +114,8 @@ def _pair(rows: list[_Row], i: int, j: int) -> tuple[LinkLevel, int]:
         raise TopologyTextError(row.line, f"GPU{i}-GPU{j}: {error}") from None
 
 
-def _level_behind_nvlink(one: _Row, other: _Row) -> LinkLevel:
+def _level_behind_nvlink(row: _Row, other: _Row) -> LinkLevel:
     """Return the PCIe level of a pair whose word is taken by its NVLinks, as near as the affinities tell."""
-    known = one.numa is not None and other.numa is not None
-    same = one.numa == other.numa if known else one.cpus == other.cpus != ""
+    both_have_numa = row.numa is not None and other.numa is not None
+    same = row.numa == other.numa if both_have_numa else row.cpus == other.cpus != ""
     return LinkLevel.NODE if same else LinkLevel.SYSTEM

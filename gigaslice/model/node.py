@@ -78,9 +78,9 @@ class NodeState:
         if len({gpu.uuid for gpu in ordered}) != len(ordered):
             raise StateError("two GPUs have the same UUID; the driver or the inventory file lists one twice")
         held = tuple(sorted(occupants, key=lambda occupant: occupant.name))
-        for one, other in pairwise(held):
-            if one.name == other.name:
-                raise DuplicateOccupantError(f"occupant {one.name} is recorded twice")
+        for occupant, other in pairwise(held):
+            if occupant.name == other.name:
+                raise DuplicateOccupantError(f"occupant {occupant.name} is recorded twice")
         in_order = order == list(range(len(given)))
         return cls(ordered, topology if in_order else topology.reordered(order), held)
 
@@ -96,7 +96,9 @@ class NodeState:
         for share in placement.shares:
             self._check_share(name, share, usage, overcommit)
         taken = Occupant(name, placement.shares)
-        return replace(self, occupants=tuple(sorted((*self.occupants, taken), key=lambda one: one.name)))
+        return replace(
+            self, occupants=tuple(sorted((*self.occupants, taken), key=lambda occupant: occupant.name))
+        )
 
     def _check_share(self, name: str, share: Share, usage: Usage, overcommit: bool) -> None:
         position = self.position(share.gpu)

@@ -95,12 +95,12 @@ class RequestOptions:
             return Infeasible(Reason.NO_MATCHING_MODEL, f"{self._kinds()} on this node; it has {have}")
         named = {uuid.lower() for uuid in self.uuids}
         avoided = {uuid.lower() for uuid in self.not_uuids}
-        found = frozenset(
+        uuids = frozenset(
             gpu.uuid
             for gpu in allowed
             if (not named or gpu.uuid.lower() in named) and gpu.uuid.lower() not in avoided
         )
-        if not found:
+        if not uuids:
             here = [gpu for gpu in gpus if gpu.uuid.lower() in named - avoided]
             why = f"none of the GPUs that {PREFIX}gpu-uuid and {PREFIX}exclude-gpu-uuid leave is on this node; it has "
             if here:
@@ -108,7 +108,7 @@ class RequestOptions:
                 why = f"{self._kinds()} among those of {PREFIX}gpu-uuid, of which this node has "
                 return Infeasible(Reason.NO_MATCHING_GPU, why + models)
             return Infeasible(Reason.NO_MATCHING_GPU, why + ", ".join(gpu.uuid for gpu in gpus))
-        return found
+        return uuids
 
     def request(self, slices: int, only: frozenset[str] = frozenset()) -> Request:
         """The same as a request for placement: SLICES in all, on GPUs of ONLY (empty: any)."""
@@ -124,48 +124,50 @@ class RequestOptions:
 
     def contradictions(self, slices: int) -> tuple[str, ...]:
         """What makes no sense together with SLICES in all."""
-        found = []
+        sentences = []
         if self.parts and sum(self.parts) != slices:
-            found.append(
+            sentences.append(
                 f"{PREFIX}memory: {' + '.join(map(str, self.parts))} slices are {sum(self.parts)}, and the container "
                 f"asks for {slices}; make the limit {sum(self.parts)}, or the sizes add up to {slices}"
             )
         if self.gpus is not None and not self.parts and self.gpus > slices:
-            found.append(
+            sentences.append(
                 f"{PREFIX}gpus: {self.gpus} GPUs cannot share {slices} slices; ask for {self.gpus} slices or more, or "
                 f"for at most {slices} GPUs"
             )
         most = max(self.parts) if self.parts else -(-slices // (self.gpus or max(1, slices)))
         if self.max_slices is not None and self.max_slices < most:
-            found.append(
+            sentences.append(
                 f"{PREFIX}elastic: {self.max_slices} slices are less than the {most} that the container is given of a "
                 f"GPU; write more than {most}, or leave it out"
             )
-        return tuple(found)
+        return tuple(sentences)
 
     def idle(self, given: Collection[int], lends_host: bool) -> tuple[str, ...]:
         """What has no effect on a container that was GIVEN so many slices of each of its GPUs."""
-        found = []
+        sentences = []
         if self.elastic and self.max_slices is not None and given and self.max_slices <= min(given):
-            found.append(
+            sentences.append(
                 f"{PREFIX}elastic: {self.max_slices} slices are no more than the {min(given)} that the container has "
                 f"of a GPU anyway, so it has no effect; write more than {min(given)}, or leave it out"
             )
         if self.whole_first and given and len(given) == 1:
-            found.append(
+            sentences.append(
                 f"{PREFIX}split has no effect: the slices fit on one GPU; ask for more than a GPU has, or leave it out"
             )
         if self.cores_elastic and not self.cores:
-            found.append(f"{PREFIX}cores-policy has no effect without {PREFIX}cores; write both, or neither")
+            sentences.append(
+                f"{PREFIX}cores-policy has no effect without {PREFIX}cores; write both, or neither"
+            )
         if not self.time_slicing and not self.oversubscribe:
-            found.append(
+            sentences.append(
                 f"{PREFIX}time-slicing has no effect without {PREFIX}oversubscribe: time slices are for such pods"
             )
         if self.oversubscribe and not lends_host:
-            found.append(
+            sentences.append(
                 f"{PREFIX}oversubscribe has no effect here: this node lends no host memory (--host-memory)"
             )
-        return tuple(found)
+        return tuple(sentences)
 
     def _kinds(self) -> str:
         named = f"no GPU of type {' or '.join(self.types)}" if self.types else "no GPU"
@@ -223,38 +225,40 @@ def _split_twice(values: dict[str, Any]) -> list[str]:
     if not others:
         return []
     values["whole_first"] = False
-    said = " and ".join(PREFIX + name for name in others)
+    annotations = " and ".join(PREFIX + name for name in others)
     return [
-        f'{PREFIX}split: "whole-first" goes by the size of the GPUs, and {said} says otherwise on how many GPUs the '
-        "slices are; leave one of the two out"
+        f'{PREFIX}split: "whole-first" goes by the size of the GPUs, and {annotations} says otherwise on how many GPUs '
+        "the slices are; leave one of the two out"
     ]
 
 
 def _opposites(values: dict[str, Any]) -> list[str]:
     """Sentences about GPUs that are asked for and refused; what is left of VALUES can be had where it is corrected."""
-    found = []
+    sentences = []
     uuids, avoided = values.get("uuids", ()), {uuid.lower() for uuid in values.get("not_uuids", ())}
     if overlap := [uuid for uuid in uuids if uuid.lower() in avoided]:
-        found.append(f"{PREFIX}exclude-gpu-uuid: {overlap[0]} is also asked for; leave one of the two out")
+        sentences.append(
+            f"{PREFIX}exclude-gpu-uuid: {overlap[0]} is also asked for; leave one of the two out"
+        )
         values["uuids"] = uuids = tuple(uuid for uuid in uuids if uuid not in overlap)
     types, refused = values.get("types", ()), values.get("not_types", ())
-    both = [(one, other) for one in types for other in refused if matches_model(one, other)]
+    both = [(word, other) for word in types for other in refused if matches_model(word, other)]
     if both:
-        found.append(
+        sentences.append(
             f'{PREFIX}exclude-gpu-type: "{both[0][1]}" refuses what {PREFIX}gpu-type asks for with "{both[0][0]}"; '
             "leave one of the two out"
         )
-        values["types"] = tuple(one for one in types if one not in {mine for mine, _ in both})
+        values["types"] = tuple(word for word in types if word not in {mine for mine, _ in both})
         values["not_types"] = () if not values["types"] else refused
     gpus = values.get("gpus") or len(values.get("parts", ()))
-    known = {uuid.lower() for uuid in uuids}
-    if known and gpus > len(known):
+    named = {uuid.lower() for uuid in uuids}
+    if named and gpus > len(named):
         name = "gpus" if values.get("gpus") else "memory"
-        found.append(
-            f"{PREFIX}gpu-uuid: {len(known)} named, and {PREFIX}{name} asks for {gpus} GPUs; name {gpus} or more"
+        sentences.append(
+            f"{PREFIX}gpu-uuid: {len(named)} named, and {PREFIX}{name} asks for {gpus} GPUs; name {gpus} or more"
         )
         values["uuids"] = ()
-    return found
+    return sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,15 +337,15 @@ def _word(field: str, values: Mapping[str, object]) -> Callable[[str, SliceUnit]
 def _words(field: str, check: Callable[[str], str | None]) -> Callable[[str, SliceUnit], dict[str, object]]:
     def parse(text: str, unit: SliceUnit) -> dict[str, object]:
         del unit
-        found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-        if len(found) > _MAX_WORDS:
+        words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+        if len(words) > _MAX_WORDS:
             raise ValueError(f"must be at most {_MAX_WORDS} words")
-        if any(len(word) > _MAX_WORD for word in found):
+        if any(len(word) > _MAX_WORD for word in words):
             raise ValueError(f"must be words of at most {_MAX_WORD} characters")
-        problems = [problem for word in found if (problem := check(word))]
+        problems = [problem for word in words if (problem := check(word))]
         if problems:
             raise ValueError(problems[0])
-        return {field: found}  # an empty list says nothing, as with HAMi
+        return {field: words}  # an empty list says nothing, as with HAMi
 
     return parse
 
@@ -464,17 +468,17 @@ def _look_up(row: Annotation, annotations: Mapping[str, str], container: str) ->
 
 def _unknown(annotations: Collection[str]) -> list[str]:
     """Sentences about names that look like ours and are none. Only near misses: other parts have names of their own."""
-    found = []
+    sentences = []
     names = {key: key.removeprefix(PREFIX).partition(".")[0] for key in annotations if key.startswith(PREFIX)}
     odd = sorted(key for key, name in names.items() if name not in _NAMES and name not in _OURS_ALREADY)
     for key in odd[:_MAX_NOTES]:
         name = names[key]
         near = difflib.get_close_matches(name, _NAMES, n=1)
         if near:
-            found.append(
+            sentences.append(
                 f'{key} is no annotation of gigaslice and has no effect; did you mean "{PREFIX}{near[0]}"?'
             )
-    return found
+    return sentences
 
 
 def _is_one_of(gpu: Gpu, words: Sequence[str]) -> bool:

@@ -46,8 +46,8 @@ class ResourceTypes:
     def overlapping(self) -> tuple[tuple[str, str], ...]:
         """Return the pairs of patterns that cannot but match the same models and have different types."""
         return tuple(
-            (one, other)
-            for number, (one, name) in enumerate(self.patterns)
+            (pattern, other)
+            for number, (pattern, name) in enumerate(self.patterns)
             for other, of_other in self.patterns[number + 1 :]
-            if name != of_other and (matches_model(one, other) or matches_model(other, one))
+            if name != of_other and (matches_model(pattern, other) or matches_model(other, pattern))
         )

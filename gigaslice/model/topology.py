@@ -123,12 +123,12 @@ def _check_square(name: str, rows: Levels, size: int) -> None:
             )
 
 
-def _merge_level(i: int, j: int, one: int | None, other: int | None) -> tuple[LinkLevel, str | None]:
-    known = [_as_level(i, j, value) for value in (one, other) if value is not None]
-    level = max(known, default=LinkLevel.SYSTEM)
-    if len(known) == 2 and known[0] == known[1]:
+def _merge_level(i: int, j: int, forward: int | None, backward: int | None) -> tuple[LinkLevel, str | None]:
+    answers = [_as_level(i, j, value) for value in (forward, backward) if value is not None]
+    level = max(answers, default=LinkLevel.SYSTEM)
+    if len(answers) == 2 and answers[0] == answers[1]:
         return level, None
-    cause = "the two directions differ" if len(known) == 2 else "the driver did not answer"
+    cause = "the two directions differ" if len(answers) == 2 else "the driver did not answer"
     return level, f"GPU{i}-GPU{j}: link level taken as {level.word}: {cause}"
 
 
@@ -136,16 +136,18 @@ def _as_level(i: int, j: int, value: int) -> LinkLevel:
     try:
         return LinkLevel(value)
     except ValueError:
-        known = ", ".join(str(int(level)) for level in LinkLevel)
-        raise TopologyError(f"GPU{i}-GPU{j}: link level {value} does not exist; levels are {known}") from None
+        numbers = ", ".join(str(int(level)) for level in LinkLevel)
+        raise TopologyError(
+            f"GPU{i}-GPU{j}: link level {value} does not exist; levels are {numbers}"
+        ) from None
 
 
-def _merge_links(i: int, j: int, one: int | None, other: int | None) -> tuple[int, str | None]:
-    for count in (one, other):
+def _merge_links(i: int, j: int, forward: int | None, backward: int | None) -> tuple[int, str | None]:
+    for count in (forward, backward):
         if count is not None and count < 0:
             raise TopologyError(f"GPU{i}-GPU{j}: {count} NVLinks; a count is 0 or more")
-    if one is None or other is None:
+    if forward is None or backward is None:
         return 0, f"GPU{i}-GPU{j}: NVLinks ignored: the driver did not answer"
-    if one != other:
-        return 0, f"GPU{i}-GPU{j}: NVLinks ignored: {one} links one way and {other} the other"
-    return one, None
+    if forward != backward:
+        return 0, f"GPU{i}-GPU{j}: NVLinks ignored: {forward} links one way and {backward} the other"
+    return forward, None
