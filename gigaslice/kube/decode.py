@@ -174,7 +174,7 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
         created=_short(metadata, "creationTimestamp"),
         volumes=_csi_volumes(spec),
         nominated=_short(status, "nominatedNodeName"),
-        claims=_claims(spec),
+        awaits_provisioning=_awaits_provisioning(spec),
         version=_short(metadata, "resourceVersion"),
     )
 
@@ -257,7 +257,7 @@ def _container(fields: ContainerFields) -> PodContainer:
     return PodContainer(_matched(fields.document, "name", _LABEL), fields.kind, counts)
 
 
-def _claims(spec: Mapping[str, Any]) -> bool:
+def _awaits_provisioning(spec: Mapping[str, Any]) -> bool:
     """Whether it has volumes by claims, or claims to devices."""
     volumes = spec.get("volumes")
     return bool(spec.get("resourceClaims")) or any(

@@ -38,9 +38,9 @@ class Pod:
     phase: "Pending", "Running", "Succeeded", "Failed" or "Unknown". controlled: something makes it again when it is
     gone. ending: its deletion has been asked for. node: empty while it is unbound. scheduler: the name of the one that
     binds it. created: as the API server writes times. volumes: its inline CSI volumes. nominated: the node on which
-    others were evicted for it, while it is unbound. claims: whether volumes or devices of others have to be provided
-    before it can be bound. readable: False where all but its names and its node could not be understood: it may hold
-    GPUs that nothing tells. version: its resourceVersion, which is no part of what it is.
+    others were evicted for it, while it is unbound. awaits_provisioning: whether volumes or devices of
+    others have to be provided before it can be bound. readable: False where all but its names and its node could not be
+    understood: it may hold GPUs that nothing tells. version: its resourceVersion, which is no part of what it is.
     """
 
     namespace: str
@@ -57,7 +57,7 @@ class Pod:
     created: str = ""
     volumes: tuple[CsiVolume, ...] = ()
     nominated: str = ""
-    claims: bool = False
+    awaits_provisioning: bool = False
     readable: bool = True
     version: str = field(default="", compare=False)
 

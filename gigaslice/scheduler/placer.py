@@ -32,7 +32,7 @@ __all__ = ["FilterResult", "Placer"]
 
 _SCORE = 200  # of one rank: with kube-scheduler's factor of ten more than all its own scores together
 _MOST_SCORED = 32
-_CLAIM_SECONDS = 60.0  # between the choice of a node and the binding, where a volume has to be made first
+_PROVISIONING_SECONDS = 60.0  # from the choice of a node to the binding, where a volume is made first
 _DOUBT_SECONDS = 90.0  # an API server gives up a request after 60
 _UNSEEN_SECONDS = (
     120.0  # until a binding that no watch shows is given up: its pod came and went between two lists
@@ -332,7 +332,9 @@ class Placer:
         chosen = self.state.choose(demand, node)
         if isinstance(chosen, Refusal):
             return False
-        until = now + (max(self._reserve, _CLAIM_SECONDS) if pod.claims else self._reserve)
+        until = now + (
+            max(self._reserve, _PROVISIONING_SECONDS) if pod.awaits_provisioning else self._reserve
+        )
         self.state.reserve(pod.uid, node, chosen, demand)
         self._named.name(pod.uid, node)
         self.datasets.assume(pod.uid, node, self.datasets.requested(pod, now) or (), now)

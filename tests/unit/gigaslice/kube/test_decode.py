@@ -39,7 +39,7 @@ def test_owners_and_deletion():
 
 
 @pytest.mark.parametrize(
-    ("spec", "claims"),
+    ("spec", "awaits_provisioning"),
     [
         ({}, False),
         ({"volumes": [{"name": "v", "emptyDir": {}}]}, False),
@@ -49,10 +49,10 @@ def test_owners_and_deletion():
         ({"resourceClaims": [{"name": "c"}]}, True),
     ],
 )
-def test_claims_to_what_others_provide(spec, claims):
+def test_a_pod_with_claims_awaits_provisioning(spec, awaits_provisioning):
     document = pod_document("p")
     document["spec"] |= spec
-    assert parse_pod(document).claims is claims
+    assert parse_pod(document).awaits_provisioning is awaits_provisioning
 
 
 @pytest.mark.parametrize(("value", "read"), [("node-a", "node-a"), (None, ""), (7, ""), ("x" * 300, "")])

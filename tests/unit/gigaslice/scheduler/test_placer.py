@@ -267,13 +267,13 @@ def test_a_pod_is_scored_although_much_else_was_compared_since_its_filter():
     assert state_of(found, "p") is AttemptState.PROVISIONAL
 
 
-@pytest.mark.parametrize("claims", [False, True])
-def test_gpus_are_kept_while_a_volume_is_made(claims: bool):
+@pytest.mark.parametrize("awaits_provisioning", [False, True])
+def test_gpus_are_kept_while_a_volume_is_made(awaits_provisioning: bool):
     found = placer("a")
-    one = replace(asking("p"), claims=claims)
+    one = replace(asking("p"), awaits_provisioning=awaits_provisioning)
     assert found.filter(one, ["a"], 0.0).names
     found.filter(asking("q"), ["a"], 20.0)
-    assert isinstance(found.begin_binding(one, "a", 20.1), Assignment) is claims
+    assert isinstance(found.begin_binding(one, "a", 20.1), Assignment) is awaits_provisioning
     found.failed(one, 20.2)
     found.filter(one, ["a"], 21.0)
     found.expire(81.5)
