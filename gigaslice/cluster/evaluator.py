@@ -12,6 +12,7 @@ from gigaslice.cluster.problem import NodeProblem
 from gigaslice.cluster.rank import RankKey, rank_key
 from gigaslice.cluster.refusal import Refusal
 from gigaslice.cluster.refusal_reason import reason_without_room, refusal_reason
+from gigaslice.cluster.room_normalizer import RoomNormalizer
 from gigaslice.cluster.sequential_ranking import ranking_of
 from gigaslice.placement import Policy
 
@@ -33,6 +34,8 @@ class PodEvaluator:
         self.problem = problem
         self._policy, self._spread = policy, spread
         self._ranking = ranking_of(problem) if policy is Policy.GAIA else None
+        searches = self._ranking is None or not self._ranking.exact
+        self._normalizer = RoomNormalizer(problem) if searches and not problem.hardware.lends else None
         self._keys: dict[NodeRoom, RankKey | None] = {}
         self._refusals: dict[tuple[NodeRoom, int], Refusal | None] = {}
 
@@ -47,6 +50,8 @@ class PodEvaluator:
             return self.problem.never.refusal
         if self._sequential_key(room) is not None:
             return None
+        if self._normalizer is not None:
+            room = self._normalizer.normalized(room)
         case = room, unhealthy
         if case not in self._refusals:
             if len(self._refusals) >= _MOST_ROOMS:
