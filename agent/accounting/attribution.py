@@ -68,7 +68,7 @@ class Survey:
 
 
 def owner_of(
-    seen: ProcessInfo,
+    process: ProcessInfo,
     allocations: Sequence[Allocation],
     pods: Mapping[str, tuple[str, str]],
     siblings: Mapping[str, str],
@@ -76,22 +76,22 @@ def owner_of(
     """Returns the ID of the allocation that a process belongs to; None when it belongs to none or it is unclear.
 
     Args:
-        seen: The process.
+        process: The process.
         allocations: All allocations of the node.
         pods: Namespace and name by UID.
         siblings: Allocation IDs by the container IDs of processes that own slots.
     """
-    known = {allocation.id for allocation in allocations}
-    if seen.place is None:
-        return seen.mounted if seen.mounted in known else None
-    if seen.place.container in siblings:
-        return siblings[seen.place.container]
-    name = pods.get(seen.place.uid)
-    mine = [allocation for allocation in allocations if _is_of(allocation, seen.place.uid, name)]
-    if seen.mounted in {allocation.id for allocation in mine}:
-        return seen.mounted
+    allocation_ids = {allocation.id for allocation in allocations}
+    if process.place is None:
+        return process.mounted if process.mounted in allocation_ids else None
+    if process.place.container in siblings:
+        return siblings[process.place.container]
+    name = pods.get(process.place.uid)
+    mine = [allocation for allocation in allocations if _is_of(allocation, process.place.uid, name)]
+    if process.mounted in {allocation.id for allocation in mine}:
+        return process.mounted
     if not mine and name is None:
-        return seen.mounted if seen.mounted in known else None
+        return process.mounted if process.mounted in allocation_ids else None
     living = [allocation for allocation in mine if allocation.keeps]
     return living[0].id if len(living) == 1 else None
 
@@ -111,17 +111,17 @@ def with_found_pids(
         claimed: PIDs that locks name.
     """
     unclaimed: dict[tuple[str, int], list[int]] = {}
-    for one in processes:
-        if one.pid not in claimed:
-            unclaimed.setdefault((one.mounted, one.inner), []).append(one.pid)
+    for process in processes:
+        if process.pid not in claimed:
+            unclaimed.setdefault((process.mounted, process.inner), []).append(process.pid)
 
     def name(key: str, process: ProcessUsage) -> ProcessUsage:
-        found = unclaimed.get((key, process.pid_inside), [])
-        return replace(process, pid=found.pop()) if process.nameless and len(found) == 1 else process
+        pids = unclaimed.get((key, process.pid_inside), [])
+        return replace(process, pid=pids.pop()) if process.nameless and len(pids) == 1 else process
 
     return {
-        key: replace(reading, processes=tuple(name(key, one) for one in reading.processes))
-        if any(one.nameless for one in reading.processes)
+        key: replace(reading, processes=tuple(name(key, process) for process in reading.processes))
+        if any(process.nameless for process in reading.processes)
         else reading
         for key, reading in readings.items()
     }
@@ -144,29 +144,32 @@ def credible_owners(
         allocations: All allocations of the node.
         pods: Namespace and name by UID.
     """
-    seen = {one.pid: one for one in processes}
+    process_by_pid = {process.pid: process for process in processes}
     by_id = {allocation.id: allocation for allocation in allocations}
-    found = {}
+    owners = {}
     for pid, keys in claims.items():
-        left = [key for key in keys if not _contradicts(seen.get(pid), key, by_id, pods)]
-        mounted = [key for key in left if pid in seen and seen[pid].mounted == key]
+        left = [key for key in keys if not _contradicts(process_by_pid.get(pid), key, by_id, pods)]
+        mounted = [key for key in left if pid in process_by_pid and process_by_pid[pid].mounted == key]
         if len(mounted or left) == 1:
-            found[pid] = (mounted or left)[0]
-    return found
+            owners[pid] = (mounted or left)[0]
+    return owners
 
 
 def _contradicts(
-    seen: ProcessInfo | None, key: str, by_id: Mapping[str, Allocation], pods: Mapping[str, tuple[str, str]]
+    process: ProcessInfo | None,
+    key: str,
+    by_id: Mapping[str, Allocation],
+    pods: Mapping[str, tuple[str, str]],
 ) -> bool:
     """Whether a process cannot belong to the allocation KEY; what is unknown contradicts nothing."""
-    if seen is None:
+    if process is None:
         return False
-    if seen.mounted in by_id and seen.mounted != key:
+    if process.mounted in by_id and process.mounted != key:
         return True
     allocation = by_id.get(key)
-    if allocation is None or not allocation.consumers or seen.place is None:
+    if allocation is None or not allocation.consumers or process.place is None:
         return False
-    uid, name = seen.place.uid, pods.get(seen.place.uid)
+    uid, name = process.place.uid, pods.get(process.place.uid)
     return all(_is_another(consumer, uid, name) for consumer in allocation.consumers)
 
 
@@ -181,21 +184,21 @@ def undeclared_overuse(allocation: Allocation, reading: Reading, measured: Memor
         reading: Its ledger as far as it counts.
         measured: Bytes by GPU and PID, from NVML.
     """
-    found = {}
+    overuse = {}
     may_shrink = allocation.policy.elastic or allocation.resizes > 0
     for gpu, limit in {} if allocation.whole or reading.problem else reading.limits.items():
         sizes = {pid: measured.get(gpu, {}).get(pid, 0) for pid in reading.pids}
         declared = dict.fromkeys(sizes, 0)
-        for one in reading.processes:
-            if one.pid in declared:
-                declared[one.pid] += one.used.get(gpu, 0) - one.undeclared.get(gpu, 0)
+        for process in reading.processes:
+            if process.pid in declared:
+                declared[process.pid] += process.used.get(gpu, 0) - process.undeclared.get(gpu, 0)
         held = sum(sizes.values())
         undeclared = sum(max(0, count - declared[pid]) for pid, count in sizes.items())
         if not may_shrink:  # its processes could never declare more than the limit
             undeclared = max(undeclared, held - limit)
         if held > limit and undeclared > CONTEXT_BYTES * sum(count > 0 for count in sizes.values()):
-            found[gpu] = min(held - limit, undeclared)
-    return found
+            overuse[gpu] = min(held - limit, undeclared)
+    return overuse
 
 
 def examine(
@@ -217,15 +220,17 @@ def examine(
         pods: Namespace and name by UID.
         limits: The limits pages' limits by allocation ID and GPU; default: the quotas.
     """
-    seen = {one.pid: one for one in processes}
+    process_by_pid = {process.pid: process for process in processes}
     by_id = {allocation.id: allocation for allocation in allocations}
     siblings = {
-        one.place.container: owners[pid]
-        for pid, one in seen.items()
-        if owners.get(pid) in by_id and one.place is not None and one.place.container
+        process.place.container: owners[pid]
+        for pid, process in process_by_pid.items()
+        if owners.get(pid) in by_id and process.place is not None and process.place.container
     }
     belongs = {
-        pid: owner_of(one, allocations, pods, siblings) for pid, one in seen.items() if pid not in owners
+        pid: owner_of(process, allocations, pods, siblings)
+        for pid, process in process_by_pid.items()
+        if pid not in owners
     }
     without_library: dict[str, dict[str, int]] = {}
     foreign: dict[str, int] = dict.fromkeys(measured, 0)
@@ -240,7 +245,7 @@ def examine(
                 continue
             by_gpu = without_library.setdefault(owner, {})
             by_gpu[gpu] = by_gpu.get(gpu, 0) + count
-            listed.setdefault(owner, []).append((seen[pid], gpu, count))
+            listed.setdefault(owner, []).append((process_by_pid[pid], gpu, count))
     bypasses = tuple(
         LibraryBypass(
             by_id[owner],

@@ -81,8 +81,11 @@ class Auditor:
         """
         own = own_pod(self._proc)
         pids = {pid for by_pid in measured.values() for pid in by_pid if pid > 0} | {*claimed}
-        found = [seen for pid in sorted(pids) if (seen := read_process(pid, self._proc))]
-        return tuple(replace(one, place=None) if one.place and one.place.uid == own else one for one in found)
+        processes = [process for pid in sorted(pids) if (process := read_process(pid, self._proc))]
+        return tuple(
+            replace(process, place=None) if process.place and process.place.uid == own else process
+            for process in processes
+        )
 
     def with_found_pids(
         self, readings: Mapping[str, Reading], processes: tuple[ProcessInfo, ...], claimed: Collection[int]
@@ -123,7 +126,10 @@ class Auditor:
             if reading is None or reading.problem is not None or not allocation.consumers:
                 continue
             labels = common_names(allocation.consumers)
-            refused = {(one.slot, one.pid_inside, one.generation): one.refused for one in reading.processes}
+            refused = {
+                (process.slot, process.pid_inside, process.generation): process.refused
+                for process in reading.processes
+            }
             totals.note(
                 "gigaslice_container_oom_errors_total",
                 labels,
@@ -153,22 +159,26 @@ class Auditor:
         self, survey: Survey, readings: Mapping[str, Reading], measured: Mapping[str, Mapping[int, int]]
     ) -> None:
         """Reports the overuse that lasts, and evicts the pods for which it lasts too long."""
-        bypasses = {one.allocation.id: one for one in survey.bypasses}
-        over = {key: one.over for key, one in bypasses.items() if one.over}
-        for one in self._store.table.allocations:
-            undeclared = undeclared_overuse(one, readings[one.id], measured) if one.id in readings else {}
+        bypasses = {bypass.allocation.id: bypass for bypass in survey.bypasses}
+        over = {key: bypass.over for key, bypass in bypasses.items() if bypass.over}
+        for allocation in self._store.table.allocations:
+            undeclared = (
+                undeclared_overuse(allocation, readings[allocation.id], measured)
+                if allocation.id in readings
+                else {}
+            )
             if (
                 undeclared
             ):  # where the container has processes without the library too, `over` counts both already
-                over[one.id] = {**undeclared, **over.get(one.id, {})}
+                over[allocation.id] = {**undeclared, **over.get(allocation.id, {})}
         beyond = {
-            key: found
+            key: sizes
             for key, reading in readings.items()
-            if key not in over and (found := _beyond_limit(reading))
+            if key not in over and (sizes := _beyond_limit(reading))
         }
         offences = [Offence(key, OffenceKind.WITHOUT_LIBRARY) for key in bypasses]
-        offences += [Offence(key, OffenceKind.OVER, sum(found.values())) for key, found in over.items()]
-        offences += [Offence(key, OffenceKind.LIMIT, sum(found.values())) for key, found in beyond.items()]
+        offences += [Offence(key, OffenceKind.OVER, sum(sizes.values())) for key, sizes in over.items()]
+        offences += [Offence(key, OffenceKind.LIMIT, sum(sizes.values())) for key, sizes in beyond.items()]
         offences += [
             Offence(key, OffenceKind.GROWTH, reading.grew)
             for key, reading in readings.items()
@@ -190,9 +200,9 @@ class Auditor:
             else:
                 self._report_beyond(offence.allocation, beyond[offence.allocation])
         for offence in due(self._policy, self._histories, offences, now):
-            allocation = self._store.table.find(offence.allocation)
-            if allocation is not None:
-                self._evict(allocation, offence)
+            offender = self._store.table.find(offence.allocation)
+            if offender is not None:
+                self._evict(offender, offence)
 
     def _report_bypass(self, bypass: LibraryBypass) -> None:
         text = bypass.text(units.format_bytes)

@@ -88,7 +88,7 @@ class MemoryMonitor:
         """Reads every ledger, and publishes what was measured beyond it."""
         begun = self._store.dirs.recent.begin()
         before = await self._readings(self._store.table.allocations)
-        measured, seen = await asyncio.to_thread(self._measure, frozenset(_claims(before)))
+        measured, processes = await asyncio.to_thread(self._measure, frozenset(_claims(before)))
         allocations = [
             allocation for allocation in self._store.table.allocations if allocation.id in before
         ]  # others: next round
@@ -97,9 +97,9 @@ class MemoryMonitor:
         after |= await self._readings(
             [allocation for allocation in allocations if allocation.id in measured_of]
         )
-        before, after = self._with_found_pids(before, seen), self._with_found_pids(after, seen)
+        before, after = self._with_found_pids(before, processes), self._with_found_pids(after, processes)
         claims = _claims(before, after)
-        owners = self._audit.owners(claims, seen) if self._audit is not None else _sole(claims)
+        owners = self._audit.owners(claims, processes) if self._audit is not None else _sole(claims)
         self._update_bounds(claims, owners, measured, {})
         if measured is not None:
             self._store.dirs.recent.end(begun)
@@ -113,7 +113,7 @@ class MemoryMonitor:
         }
         without_library: Mapping[str, Mapping[str, int]] = {}
         if self._audit is not None:
-            without_library = self._audit.audit(measured or {}, seen, owners, after)
+            without_library = self._audit.audit(measured or {}, processes, owners, after)
         self._store.without_library = without_library
         self._update_bounds(claims, owners, measured, without_library)
         async for allocation in with_breaks(allocations):
@@ -126,27 +126,29 @@ class MemoryMonitor:
                 measured,
                 without_library.get(allocation.id, {}),
             )
-        known = frozenset(allocation.id for allocation in self._store.table.allocations)
-        self._store.dirs.recent.forget(known)
+        allocation_ids = frozenset(allocation.id for allocation in self._store.table.allocations)
+        self._store.dirs.recent.forget(allocation_ids)
         self.last = {
             key: MeasuredAllocation(reading, _memory(key, measured, owners, without_library.get(key, {})))
             for key, reading in after.items()
-            if key in known
+            if key in allocation_ids
         }
-        self._reported.keep(known.__contains__)
-        self._grew &= known
+        self._reported.keep(allocation_ids.__contains__)
+        self._grew &= allocation_ids
 
     async def _readings(self, allocations: Sequence[Allocation]) -> dict[str, usage.Reading]:
         """Reads their ledgers. In a thread: a container that keeps writing its ledger blocks readers."""
         paths = {allocation.id: self._store.dirs.path(allocation.id) for allocation in allocations}
         return await asyncio.to_thread(lambda: {key: usage.read(path) for key, path in paths.items()})
 
-    def _with_found_pids(self, readings: dict[str, usage.Reading], seen: Any) -> dict[str, usage.Reading]:
+    def _with_found_pids(
+        self, readings: dict[str, usage.Reading], processes: Any
+    ) -> dict[str, usage.Reading]:
         if self._audit is None or not any(
-            one.nameless for reading in readings.values() for one in reading.processes
+            process.nameless for reading in readings.values() for process in reading.processes
         ):
             return readings
-        return {**self._audit.with_found_pids(readings, seen, _claims(readings))}
+        return {**self._audit.with_found_pids(readings, processes, _claims(readings))}
 
     def _measure(self, claimed: Collection[int]) -> tuple[Memory | None, Any]:
         measured = self._source.process_memory()
@@ -165,20 +167,20 @@ class MemoryMonitor:
             for key in keys:
                 if owners.get(pid) != key:
                     disowned.setdefault(key, set()).add(pid)
-        found: dict[str, dict[str, int]] = {}
+        held: dict[str, dict[str, int]] = {}
         listed: dict[str, dict[str, int]] = {}
         for allocation in self._store.table.allocations if measured is not None else ():
-            found[allocation.id] = {
+            held[allocation.id] = {
                 gpu: without_library.get(allocation.id, {}).get(gpu, 0) for gpu in measured or {}
             }
             listed[allocation.id] = dict.fromkeys(measured or {}, 0)
         for gpu, by_pid in (measured or {}).items():
             for pid, count in by_pid.items():
                 key = owners.get(pid, "")
-                if key in found:
-                    found[key][gpu] += count
+                if key in held:
+                    held[key][gpu] += count
                     listed[key][gpu] += 1
-        self._store.measured, self._store.listed = found, listed
+        self._store.measured, self._store.listed = held, listed
         self._store.disowned = {key: frozenset(pids) for key, pids in disowned.items()}
 
     def _publish(

@@ -84,13 +84,13 @@ def track(
     """Returns the histories after a round with OFFENCES, and the offences to report now."""
     after: dict[tuple[str, OffenceKind], OffenceHistory] = {}
     fresh = []
-    for one in offences:
-        history = before.get(one.key, OffenceHistory())
+    for offence in offences:
+        history = before.get(offence.key, OffenceHistory())
         history = replace(history, rounds=history.rounds + 1)
         if history.reported_at is None and history.rounds >= ROUNDS:
             history = replace(history, reported_at=now)
-            fresh.append(one)
-        after[one.key] = history
+            fresh.append(offence)
+        after[offence.key] = history
     return after, tuple(fresh)
 
 
@@ -99,10 +99,10 @@ def due(
 ) -> tuple[Offence, ...]:
     """The OFFENCES whose pods are to be evicted now."""
     return tuple(
-        one
-        for one in offences
-        if policy.evicts(one.kind)
-        and one.bytes_over > policy.above
-        and (reported_at := histories.get(one.key, OffenceHistory()).reported_at) is not None
+        offence
+        for offence in offences
+        if policy.evicts(offence.kind)
+        and offence.bytes_over > policy.above
+        and (reported_at := histories.get(offence.key, OffenceHistory()).reported_at) is not None
         and now - reported_at >= policy.grace
     )

@@ -32,26 +32,26 @@ class Presence:
 def find_mounted(allocation_ids: Collection[str], root: Path = PROC) -> Presence:
     """Searches all processes below ROOT for these allocations. Blocks."""
     own = own_pod(root)
-    found: set[str] = set()
+    mounted: set[str] = set()
     others = False
     try:
         pids = [int(path.name) for path in root.iterdir() if path.name.isdigit()]
     except OSError:
         return Presence()
     for pid in pids:
-        seen = read_process(pid, root)
-        if seen is None:
+        process = read_process(pid, root)
+        if process is None:
             continue
-        others = others or (seen.place is not None and seen.place.uid != own)
-        if seen.mounted in allocation_ids:
-            found.add(seen.mounted)
-    return Presence(frozenset(found), others)
+        others = others or (process.place is not None and process.place.uid != own)
+        if process.mounted in allocation_ids:
+            mounted.add(process.mounted)
+    return Presence(frozenset(mounted), others)
 
 
 def own_pod(root: Path = PROC) -> str:
     """The UID of this process's own pod, empty outside of one."""
     try:
-        seen = read_process(int((root / "self").readlink().name), root)
+        process = read_process(int((root / "self").readlink().name), root)
     except (OSError, ValueError):
         return ""
-    return seen.place.uid if seen and seen.place else ""
+    return process.place.uid if process and process.place else ""

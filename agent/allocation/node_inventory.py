@@ -86,24 +86,26 @@ class InventoryPublisher:
 
     def inventory(self) -> NodeInventory:
         """Returns what the node has now."""
-        found, everywhere = self._gpus.now, self._labels.get("", {})
+        inventory, everywhere = self._gpus.now, self._labels.get("", {})
         return node_inventory(
-            found,
+            inventory,
             self._store.table,
             self._cluster.pods if self._cluster.synced else None,
-            reasons={gpu.uuid: self._reason(gpu.uuid) or _NOT_THERE for gpu in found.gpus if not gpu.healthy},
-            resources={gpu.uuid: self._resource(gpu) for gpu in found.gpus},
+            reasons={
+                gpu.uuid: self._reason(gpu.uuid) or _NOT_THERE for gpu in inventory.gpus if not gpu.healthy
+            },
+            resources={gpu.uuid: self._resource(gpu) for gpu in inventory.gpus},
             whole_resource=self._whole_resource,
             labels={
                 gpu.uuid: {**everywhere, **self._labels.get(gpu.uuid.lower().replace("gpu", "GPU", 1), {})}
-                for gpu in found.gpus
+                for gpu in inventory.gpus
             },
             rights=self._rights,
         )
 
 
 def node_inventory(
-    found: Inventory,
+    inventory: Inventory,
     table: AllocationTable,
     pods: Mapping[tuple[str, str], Pod] | None,
     *,
@@ -116,7 +118,7 @@ def node_inventory(
     """Returns what a node has.
 
     Args:
-        found: The GPUs.
+        inventory: The GPUs.
         table: The allocation table.
         pods: This node's pods; None where they are not known.
         reasons: Why a GPU is unhealthy, by UUID.
@@ -131,17 +133,17 @@ def node_inventory(
             "" if gpu.healthy else reasons[gpu.uuid],
             left.free_slices,
             resources[gpu.uuid],
-            {**labels.get(gpu.uuid, {}), **found.properties.get(gpu.uuid, {})},
+            {**labels.get(gpu.uuid, {}), **inventory.properties.get(gpu.uuid, {})},
         )
-        for gpu, left in zip(found.gpus, availability(table, found.gpus), strict=True)
+        for gpu, left in zip(inventory.gpus, availability(table, inventory.gpus), strict=True)
     )
     return NodeInventory(
         gpus,
-        found.topology,
-        _held(found.gpus, table, pods),
+        inventory.topology,
+        _held(inventory.gpus, table, pods),
         whole_resource,
         rights,
-        *_recorded(found.gpus, table, pods),
+        *_recorded(inventory.gpus, table, pods),
     )
 
 
@@ -151,15 +153,15 @@ def _held(
     """Returns what no assignment explains, by pod. Beyond its assignment an allocation has a name of its own."""
     size = {gpu.uuid: gpu.slices for gpu in gpus}
     unit = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
-    allocations = {one.id: one for one in table.allocations}
+    allocations = {allocation.id: allocation for allocation in table.allocations}
     occupants = table.occupants(gpus)
     # of a pod whose assignment says something else in part, all counts as it is
     unexplained = {
         _pod(allocation, pods)
-        for allocation in map(allocations.__getitem__, (one.name for one in occupants))
+        for allocation in map(allocations.__getitem__, (occupant.name for occupant in occupants))
         if not _explained(allocation, pods)
     }
-    found: dict[str, dict[str, tuple[int, int]]] = {}
+    holdings: dict[str, dict[str, tuple[int, int]]] = {}
     for occupant in occupants:
         allocation = allocations[occupant.name]
         shares = [share for share in occupant.shares if share.gpu in size]
@@ -180,7 +182,7 @@ def _held(
                 ]
             )
             name = allocation.id
-        of_pod = found.setdefault(name, {}) if shares else {}
+        of_pod = holdings.setdefault(name, {}) if shares else {}
         for share in shares:
             slices, cores = of_pod.get(share.gpu, (0, 0))
             of_pod[share.gpu] = (
@@ -190,7 +192,7 @@ def _held(
     order = list(size)
     return tuple(
         Occupant(name, tuple(Share(gpu, *held[gpu]) for gpu in sorted(held, key=order.index)))
-        for name, held in sorted(found.items())
+        for name, held in sorted(holdings.items())
     )
 
 
@@ -210,13 +212,18 @@ def _recorded(
     for uid, allocations in of_pod.items():
         if any(allocation.origin.undecided for allocation in allocations):
             continue
-        said = _annotations(allocations[0], pods)
-        on = [(gpu.uuid, [one for one in allocations if gpu.uuid in one.quota()]) for gpu in gpus]
-        alone = tuple(gpu for gpu, here in on if any(one.policy.exclusive for one in here))
-        if alone or any(key.startswith(EXCLUSIVE) for key in said):
+        annotations = _annotations(allocations[0], pods)
+        on = [
+            (gpu.uuid, [allocation for allocation in allocations if gpu.uuid in allocation.quota()])
+            for gpu in gpus
+        ]
+        alone = tuple(gpu for gpu, here in on if any(allocation.policy.exclusive for allocation in here))
+        if alone or any(key.startswith(EXCLUSIVE) for key in annotations):
             exclusive[uid] = alone
-        host = tuple(gpu for gpu, here in on if here and all(one.policy.oversubscribe for one in here))
-        if host or any(key.startswith(OVERSUBSCRIBE) for key in said):
+        host = tuple(
+            gpu for gpu, here in on if here and all(allocation.policy.oversubscribe for allocation in here)
+        )
+        if host or any(key.startswith(OVERSUBSCRIBE) for key in annotations):
             lent[uid] = host
     return exclusive, lent
 

@@ -221,13 +221,13 @@ class PodWatch:
 
     def _apply(self, kind: str, pod: Pod) -> None:
         key = (pod.namespace, pod.name)
-        known = self._pods.get(key)
+        previous = self._pods.get(key)
         if kind != "DELETED":
             pod = self._keep(self._pods, pod)
-        elif known is not None and known.uid == pod.uid:
+        elif previous is not None and previous.uid == pod.uid:
             self._reported.over(str(pod))
             del self._pods[key]
-        if kind == "DELETED" or known != pod:
+        if kind == "DELETED" or previous != pod:
             self._changed()
 
     def _changed(self) -> None:

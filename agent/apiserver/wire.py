@@ -79,10 +79,10 @@ class Stream:
 
     async def body(self, most: int = _MAX_BODY_BYTES) -> bytes:
         """All of it. Raises ApiFailure, and reads no further, when that is more than MOST bytes."""
-        found = bytearray()
+        body = bytearray()
         async for chunk in self.chunks(most):
-            found += chunk
-        return bytes(found)
+            body += chunk
+        return bytes(body)
 
     async def failure(self, what: str) -> ApiFailure:
         """The error that this answer to WHAT is."""
@@ -112,8 +112,8 @@ class Api:
         """Sends one request and takes the whole answer, of MOST bytes. Raises ApiFailure when there is none."""
         async with self.stream(method, path, query, body, content, idle=self._answer) as answer:
             try:
-                found = await within(answer.body(most), self._answer)
-                return Reply(answer.status, found, answer.retry_after)
+                reply_body = await within(answer.body(most), self._answer)
+                return Reply(answer.status, reply_body, answer.retry_after)
             except asyncio.TimeoutError as error:
                 raise ApiFailure(f"{self.access}: no complete answer in {self._answer:g} s") from error
 
@@ -164,8 +164,8 @@ class Api:
             retry_after = _retry_after(answer.headers)
             yield Stream(int(answer.status_code), talk.chunks(idle, longest), retry_after)
         finally:
-            for one in opened:
-                one.transport.abort()
+            for connection in opened:
+                connection.transport.abort()
 
     async def _ask(
         self, talk: _Talk, writer: asyncio.StreamWriter, head: h11.Request, sent: bytes

@@ -85,29 +85,29 @@ async def choose_nodes(
         if not choice.names:
             raise GigasliceError("nodes cannot be listed with these credentials; name some with --nodes a,b")
         notes.append("nodes cannot be listed with these credentials, so they are taken as named")
-        found = {name: NodeCandidate(name) for name in choice.names}
+        candidates = {name: NodeCandidate(name) for name in choice.names}
     else:
-        facts = filter(None, (_parsed(node_facts, one) for one in documents))
-        found = {one.name: NodeCandidate(one.name, one.ready, one.schedulable) for one in facts}
-    found = {
-        name: replace(one, driver=with_driver is None or name in with_driver, holds=name in holders)
-        for name, one in found.items()
+        facts = filter(None, (_parsed(node_facts, document) for document in documents))
+        candidates = {node.name: NodeCandidate(node.name, node.ready, node.schedulable) for node in facts}
+    candidates = {
+        name: replace(candidate, driver=with_driver is None or name in with_driver, holds=name in holders)
+        for name, candidate in candidates.items()
     }
     if choice.names:
-        refused = {name: _refusal(name, found) for name in choice.names}
+        refused = {name: _refusal(name, candidates) for name in choice.names}
         names = tuple(name for name in dict.fromkeys(choice.names) if not refused[name])
         refused = {name: why for name, why in refused.items() if why}
     else:
-        names, refused = choose(_key(namespace, request), list(found.values()), choice.count), {}
-        _check_number(names, found, choice, notes)
+        names, refused = choose(_key(namespace, request), list(candidates.values()), choice.count), {}
+        _check_number(names, candidates, choice, notes)
     return ChosenNodes(names, frozenset(holders & set(names)), refused, sources, tuple(notes))
 
 
 def _key(namespace: str, request: VolumeRequest) -> str:
     """What names the datasets of a volume, for the order of the nodes: the same in all namespaces that may name it."""
     return ",".join(
-        one.spec.canonical if one.spec is not None else _full(namespace, one.dataset)
-        for one in request.datasets
+        dataset.spec.canonical if dataset.spec is not None else _full(namespace, dataset.dataset)
+        for dataset in request.datasets
     )
 
 
@@ -116,27 +116,28 @@ def _full(namespace: str, name: str) -> str:
 
 
 def _check_number(
-    names: Sequence[str], found: Mapping[str, NodeCandidate], choice: NodeChoice, notes: list[str]
+    names: Sequence[str], candidates: Mapping[str, NodeCandidate], choice: NodeChoice, notes: list[str]
 ) -> None:
     """Refuses an empty choice, and notes one that is smaller than what was asked for."""
-    why = [f"{one.name}: {one.problem}" for one in found.values() if one.problem]
+    why = [f"{candidate.name}: {candidate.problem}" for candidate in candidates.values() if candidate.problem]
     if not names:
-        if not found:
+        if not candidates:
             what = (
                 f"no node has the labels {choice.selector}" if choice.selector else "the cluster has no nodes"
             )
             raise GigasliceError(f"{plain(what)}; kubectl get nodes --show-labels")
-        raise GigasliceError(f"none of {len(found)} nodes can be used: {'; '.join(why[:5])}")
+        raise GigasliceError(f"none of {len(candidates)} nodes can be used: {'; '.join(why[:5])}")
     if choice.count is not None and len(names) < choice.count:
         notes.append(
-            f"only {len(names)} of {choice.count} nodes can be used" + "".join(f"; {one}" for one in why[:5])
+            f"only {len(names)} of {choice.count} nodes can be used"
+            + "".join(f"; {problem}" for problem in why[:5])
         )
 
 
-def _refusal(name: str, found: Mapping[str, NodeCandidate]) -> str:
-    if name in found:
-        return found[name].problem
-    near = difflib.get_close_matches(name, found, n=1)
+def _refusal(name: str, candidates: Mapping[str, NodeCandidate]) -> str:
+    if name in candidates:
+        return candidates[name].problem
+    near = difflib.get_close_matches(name, candidates, n=1)
     return "there is no such node" + (f'; did you mean "{near[0]}"?' if near else "; kubectl get nodes")
 
 
@@ -144,12 +145,12 @@ async def _sources(
     client: KubeClient, namespace: str, request: VolumeRequest, notes: list[str]
 ) -> tuple[str, ...]:
     """The canonical sources of all datasets; those that cannot be read are left out. Raises GigasliceError for none."""
-    found: list[str] = []
-    for one in request.datasets:
-        if one.spec is not None:
-            found.append(one.spec.canonical)
+    sources: list[str] = []
+    for dataset in request.datasets:
+        if dataset.spec is not None:
+            sources.append(dataset.spec.canonical)
             continue
-        home, _, name = _full(namespace, one.dataset).partition("/")
+        home, _, name = _full(namespace, dataset.dataset).partition("/")
         try:
             document = await client.get(dataset_path(home, name))
         except ApiFailure as failure:
@@ -170,18 +171,18 @@ async def _sources(
                 f"Dataset {parsed} is not for pods of namespace {namespace}; add it to allowedNamespaces, "
                 f"or use -n {home}"
             )
-        found.append(parsed.source.canonical)
-    return tuple(found)
+        sources.append(parsed.source.canonical)
+    return tuple(sources)
 
 
 async def _no_dataset(client: KubeClient, namespace: str, name: str) -> str:
     there = [
-        (str(one["metadata"].get("namespace")), str(one["metadata"].get("name")))
-        for one in await _all(client, DATASETS_PATH) or ()
-        if isinstance(one.get("metadata"), dict)
+        (str(document["metadata"].get("namespace")), str(document["metadata"].get("name")))
+        for document in await _all(client, DATASETS_PATH) or ()
+        if isinstance(document.get("metadata"), dict)
     ]
-    elsewhere = sorted(space for space, one in there if one == name)
-    near = difflib.get_close_matches(name, [one for space, one in there if space == namespace], n=1)
+    elsewhere = sorted(space for space, dataset in there if dataset == name)
+    near = difflib.get_close_matches(name, [dataset for space, dataset in there if space == namespace], n=1)
     hint = "create it, or name a source such as s3://bucket/prefix"
     if near:
         hint = f'did you mean "{near[0]}"?'
@@ -198,12 +199,12 @@ def _holders(caches: Sequence[Mapping[str, Any]] | None, sources: Sequence[str])
 
 def _kept_up(caches: Sequence[Mapping[str, Any]]) -> list[DatasetNode]:
     """What services say that are there still."""
-    nodes = filter(None, (_parsed(parse_dataset_node, one) for one in caches))
+    nodes = filter(None, (_parsed(parse_dataset_node, document) for document in caches))
     return [node for node in nodes if not is_stale(node.renewed, time.time())]
 
 
 def _on(node: DatasetNode) -> set[str]:
-    return {name for one in node.datasets for name in one.names}
+    return {name for dataset in node.datasets for name in dataset.names}
 
 
 def _with_driver(
@@ -212,9 +213,11 @@ def _with_driver(
     """The nodes whose kubelets know the driver; None where that cannot be read."""
     if drivers is not None:
         return {
-            text_at(object_at(one, "metadata"), "name")
-            for one in drivers
-            if any(entry.get("name") == DRIVER for entry in objects_at(object_at(one, "spec"), "drivers"))
+            text_at(object_at(csi_node, "metadata"), "name")
+            for csi_node in drivers
+            if any(
+                entry.get("name") == DRIVER for entry in objects_at(object_at(csi_node, "spec"), "drivers")
+            )
         }
     if caches is not None:
         return {node.node for node in _kept_up(caches)}
@@ -226,7 +229,7 @@ async def _all(
 ) -> list[Mapping[str, Any]] | None:
     """All objects of a list; None where they may not be listed, or there is no such kind."""
     try:
-        return [one async for one in listed(client, path, query or {})]
+        return [document async for document in listed(client, path, query or {})]
     except ApiFailure as failure:
         if failure.status in (_FORBIDDEN, NOT_FOUND):
             return None

@@ -92,7 +92,7 @@ def as_table(rows: tuple[StatusRow, ...]) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Names of pods come from an API server, and those of GPUs from a driver: they act on no terminal."""
-    return table.as_table([Column(one) for one in head], [[plain(cell) for cell in row] for row in rows])
+    return table.as_table([Column(title) for title in head], [[plain(cell) for cell in row] for row in rows])
 
 
 def _cells(row: StatusRow) -> tuple[str, ...]:

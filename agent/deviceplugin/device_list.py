@@ -42,7 +42,7 @@ class DevicesOfType:
     def devices(self) -> tuple[Device, ...]:
         """Returns every slice of every GPU of the type."""
         names = set(self._gpus.now.uuids)
-        return tuple(one for one in self._devices.devices() if one.id.rpartition("/")[0] in names)
+        return tuple(device for device in self._devices.devices() if device.id.rpartition("/")[0] in names)
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Has a function called at every change of the list. Returns a function that ends this."""

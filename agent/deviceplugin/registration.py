@@ -89,6 +89,6 @@ class Registration:
             self._link.say(Kind.LIST, number, devices.SerializeToString())
 
     def _refused(self, kind: str, text: str) -> None:
-        found = getattr(errors, kind, SocketError)
+        error_type = getattr(errors, kind, SocketError)
         if self._refusal is not None and not self._refusal.done():
-            self._refusal.set_result(found(text))
+            self._refusal.set_result(error_type(text))

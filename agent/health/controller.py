@@ -161,12 +161,12 @@ class HealthController:
     async def examine(self) -> None:
         """Polls the vital signs of every GPU."""
         self._polled_at = time.monotonic()
-        found = await asyncio.to_thread(self._source.vitals)
+        readings = await asyncio.to_thread(self._source.vitals)
         self._polled_at = None
-        await self._silences(silences(self.silent, found or {}))
+        await self._silences(silences(self.silent, readings or {}))
         strikes: dict[str, tuple[Condition, ...]] = {}
         gpus = dict(self.gpus)
-        for uuid, vitals in (found or {}).items():
+        for uuid, vitals in (readings or {}).items():
             gpus[uuid], strikes[uuid] = observed_conditions(gpus.get(uuid, _HEALTHY), vitals)
         counted = gpus != self.gpus
         self.gpus = gpus
@@ -223,7 +223,11 @@ class HealthController:
                 continue
             before = after.get(uuid, _HEALTHY)
             gpu = after[uuid] = with_conditions(before, conditions, now)
-            fresh = [one for one in gpu.conditions if one.code not in {old.code for old in before.conditions}]
+            fresh = [
+                condition
+                for condition in gpu.conditions
+                if condition.code not in {old.code for old in before.conditions}
+            ]
             if fresh:
                 text = "; ".join(condition.text for condition in fresh)
                 news[uuid] = text, round(gpu.cooldown(self._cooldown))
@@ -244,26 +248,28 @@ class HealthController:
         self._save(inventory)
         self._holder.replace(inventory)
 
-    def _marked(self, found: Inventory) -> Inventory:
+    def _marked(self, inventory: Inventory) -> Inventory:
         unhealthy = {
             uuid: health.text
             for uuid, health in self.gpus.items()
-            if health.unhealthy and uuid in found.uuids
+            if health.unhealthy and uuid in inventory.uuids
         }
-        for uuid in found.uuids:
+        for uuid in inventory.uuids:
             if _lasts(self.silent, uuid):
                 unhealthy[uuid] = "; ".join(
                     [*([unhealthy[uuid]] if uuid in unhealthy else []), self.silent[uuid].text]
                 )
-        out = frozenset(uuid for uuid in found.uuids if uuid in self.cordons)
+        out = frozenset(uuid for uuid in inventory.uuids if uuid in self.cordons)
         gpus = tuple(
             replace(gpu, healthy=False) if gpu.uuid in unhealthy or gpu.uuid in out else gpu
-            for gpu in found.gpus
+            for gpu in inventory.gpus
         )
         alone = frozenset(
-            gpu.uuid for gpu in found.gpus if gpu.uuid in out and gpu.healthy and gpu.uuid not in unhealthy
+            gpu.uuid
+            for gpu in inventory.gpus
+            if gpu.uuid in out and gpu.healthy and gpu.uuid not in unhealthy
         )
-        return replace(found, gpus=gpus, unhealthy=unhealthy, cordoned=alone)
+        return replace(inventory, gpus=gpus, unhealthy=unhealthy, cordoned=alone)
 
     def _read_cordons(self) -> bool:
         """Reads the file if it has changed; returns whether the cordons have."""
@@ -280,9 +286,9 @@ class HealthController:
         except StateError as error:
             self._problem("cordons", str(error))  # the known cordons stay, after a start too
             lost = {
-                one.uuid: Cordon(one.detail.rpartition("cordoned")[2].removeprefix(": "), one.since)
-                for one in self._reported
-                if one.cordoned
+                gpu.uuid: Cordon(gpu.detail.rpartition("cordoned")[2].removeprefix(": "), gpu.since)
+                for gpu in self._reported
+                if gpu.cordoned
             }
             before, self.cordons = self.cordons, self.cordons or lost
             return before != self.cordons

@@ -24,13 +24,13 @@ class InventoryView:
     @property
     def now(self) -> Inventory:
         """The accepted GPUs of the present inventory, in their order."""
-        found = self._gpus.now
-        if self._part is None or found is not self._seen:
-            rows = [number for number, gpu in enumerate(found.gpus) if self._accepts(gpu)]
-            self._seen = found
+        inventory = self._gpus.now
+        if self._part is None or inventory is not self._seen:
+            rows = [number for number, gpu in enumerate(inventory.gpus) if self._accepts(gpu)]
+            self._seen = inventory
             self._part = replace(
-                found,
-                gpus=tuple(found.gpus[row] for row in rows),
-                topology=found.topology.reordered(rows),
+                inventory,
+                gpus=tuple(inventory.gpus[row] for row in rows),
+                topology=inventory.topology.reordered(rows),
             )
         return self._part

@@ -64,9 +64,9 @@ def parse(raw: bytes, names: Mapping[str, Callable[[str], str]]) -> tuple[KeptAl
     try:
         entries = read_json(raw)["Data"]["PodDeviceEntries"] or []
         return tuple(
-            one
+            response
             for entry in entries
-            if entry["ResourceName"] in names and (one := _entry(entry, names[entry["ResourceName"]]))
+            if entry["ResourceName"] in names and (response := _entry(entry, names[entry["ResourceName"]]))
         )
     except (ValueError, KeyError, TypeError, AttributeError, DecodeError):
         return None
@@ -74,19 +74,23 @@ def parse(raw: bytes, names: Mapping[str, Callable[[str], str]]) -> tuple[KeptAl
 
 def _entry(entry: Mapping[str, Any], device_id: Callable[[str], str]) -> KeptAllocateResponse | None:
     """Returns one entry; None for an answer that no agent of this kind gave."""
-    found = entry["DeviceIDs"]
-    groups: Iterable[Iterable[str]] = found.values() if isinstance(found, Mapping) else [found]  # before 1.20
+    device_ids = entry["DeviceIDs"]
+    # a kubelet before 1.20 writes a plain list, a later one a list by NUMA node
+    by_node = isinstance(device_ids, Mapping)
+    groups: Iterable[Iterable[str]] = device_ids.values() if by_node else [device_ids]
     response = api.ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"]))
     allocation = response.annotations.get("gigaslice.io/allocation", "")
     if len(allocation) != _ID_DIGITS or set(allocation) - set("0123456789abcdef"):
         return None
     sources = [m.host_path for m in response.mounts if m.container_path == contract.CONTAINER_LIMITS]
     visible = response.envs.get("NVIDIA_VISIBLE_DEVICES", "")
-    gpus = visible.split(",") if visible else [one.name.partition("=")[2] for one in response.cdi_devices]
+    gpus = (
+        visible.split(",") if visible else [device.name.partition("=")[2] for device in response.cdi_devices]
+    )
     return KeptAllocateResponse(
         pod=str(entry["PodUID"]),
         container=str(entry["ContainerName"]),
-        device_ids=frozenset(device_id(one) for group in groups for one in group),
+        device_ids=frozenset(device_id(device) for group in groups for device in group),
         allocation=allocation,
         directory=str(Path(sources[0]).parent) if sources else "",
         gpus=tuple(gpus),

@@ -33,7 +33,7 @@ def containers_of(
         whole: The resource of whole GPUs, empty where none is offered. Its devices come as entries of their own, under
             the device IDs that the allocation table has for them.
     """
-    found: list[Listed] = []
+    containers: list[Listed] = []
     for container in pod.containers:
         device_ids, gpus = list[str](), list[str]()
         for devices in container.devices:  # there may be one entry for each device
@@ -44,22 +44,22 @@ def containers_of(
                 gpus += map(whole_gpu_device_id, devices.device_ids)
         if device_ids or gpus:
             ref = ContainerRef(pod.namespace, pod.name, container.name)
-            found += [Listed(ref, frozenset(held)) for held in (device_ids, gpus) if held]
-    return found
+            containers += [Listed(ref, frozenset(held)) for held in (device_ids, gpus) if held]
+    return containers
 
 
 def gathered(
-    pods: Iterable[podresources.PodResources], found: Iterable[Listed], *, settled: bool = True
+    pods: Iterable[podresources.PodResources], containers: Iterable[Listed], *, settled: bool = True
 ) -> PodListing:
     """Returns one list of the kubelet: all its pods, and the containers found in them that hold our devices."""
-    return PodListing(tuple(found), frozenset(f"{pod.namespace}/{pod.name}" for pod in pods), settled)
+    return PodListing(tuple(containers), frozenset(f"{pod.namespace}/{pod.name}" for pod in pods), settled)
 
 
 def listed_pods(
     answer: podresources.ListPodResourcesResponse, resource: str, resources: Collection[str], whole: str = ""
 ) -> tuple[ListedPod, ...]:
     """Returns all pods, each with its containers that hold devices of one resource and those that do not."""
-    found = []
+    pods = []
     for pod in answer.pod_resources:
         holding, bare = list[str](), list[str]()
         for container in pod.containers:
@@ -70,8 +70,8 @@ def listed_pods(
             else:
                 bare.append(container.name)
         held = tuple(containers_of(pod, resources, whole))
-        found.append(ListedPod(pod.namespace, pod.name, frozenset(holding), frozenset(bare), held))
-    return tuple(found)
+        pods.append(ListedPod(pod.namespace, pod.name, frozenset(holding), frozenset(bare), held))
+    return tuple(pods)
 
 
 class Settling:
@@ -104,7 +104,7 @@ class Settling:
         if kubelet != self._kubelet:
             self._kubelet, self._since, self.informed = kubelet, now, False
         self.informed = self.informed or any(
-            not (self._static and one.endswith(self._static)) for one in pods
+            not (self._static and pod.endswith(self._static)) for pod in pods
         )
         self.settled = now - self._since >= (_SETTLE_SECONDS if self.informed else _EMPTY_SECONDS)
         return self.settled

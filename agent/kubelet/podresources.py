@@ -115,10 +115,10 @@ class PodResourcesClient:
     async def list(self) -> PodListing:
         """Returns pods and containers as the kubelet lists them now. Raises KubeletError when it does not answer."""
         pods, settled = await self._ask(lambda answer: (answer.pod_resources, self.settled), self._timeout)
-        found: list[Listed] = []
+        containers: list[Listed] = []
         async for pod in with_breaks(pods):  # a thousand entries take milliseconds, and calls wait meanwhile
-            found += listing.containers_of(pod, self._resources, self._whole)
-        return listing.gathered(pods, found, settled=settled)
+            containers += listing.containers_of(pod, self._resources, self._whole)
+        return listing.gathered(pods, containers, settled=settled)
 
     async def pods(self) -> tuple[ListedPod, ...]:
         """Returns the same by pod and soon, for an admission that waits. Raises KubeletError."""
@@ -167,16 +167,16 @@ class PodResourcesClient:
     async def _connected(self) -> _Connection:
         """Returns a connection to the present kubelet, with one more call counted on it."""
         try:
-            found = self._socket.stat()
+            status = self._socket.stat()
         except OSError as error:
             await self.close()
             raise KubeletError(
                 f"{self._socket} does not exist; mount the kubelet's pod-resources directory"
             ) from error
-        identity = (found.st_dev, found.st_ino, found.st_ctime_ns)
-        known = self._connection
-        if known is not None and known.identity != identity:
-            await self._give_up(known)
+        identity = (status.st_dev, status.st_ino, status.st_ctime_ns)
+        connection = self._connection
+        if connection is not None and connection.identity != identity:
+            await self._give_up(connection)
         if self._connection is None:  # no other call has made one meanwhile
             channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
             self._connection = _Connection(channel, identity)

@@ -132,7 +132,9 @@ class ComputeManager:
             pids: set[int] = set()
             for ledger in ledgers:
                 with contextlib.suppress(vcuda.VcudaError):  # the memory monitor reports the problem
-                    pids.update(one.pid for one in vcuda.read_ledger(ledger).processes if one.pid > 0)
+                    pids.update(
+                        process.pid for process in vcuda.read_ledger(ledger).processes if process.pid > 0
+                    )
                 pids -= self._store.disowned.get(ledger.parent.name, frozenset())
             parts = (self._busy(gpu) or {}) if pids else {}
             used[gpu] = sum(part for pid, part in parts.items() if pid in pids)
@@ -143,14 +145,14 @@ class ComputeManager:
         pause, now = _IDLE, self._now()
         self._follow_table()
         for gpu, sharers in self._sharers.items():
-            seen = {
+            samples = {
                 name: sighting
-                for name, one in sharers.items()
-                if (sighting := self._observe(one, gpu)) is not None
+                for name, sharer in sharers.items()
+                if (sighting := self._observe(sharer, gpu)) is not None
             }
-            if seen:
-                self._publish(gpu, sharers, seen, now)
-            busy = any(one.flying or one.waiting for one in seen.values())
+            if samples:
+                self._publish(gpu, sharers, samples, now)
+            busy = any(sample.flying or sample.waiting for sample in samples.values())
             pause = min(pause, _BUSY if busy else _QUIET)
         return pause
 
@@ -169,9 +171,9 @@ class ComputeManager:
         self._reported.keep({allocation.id for allocation in table.allocations}.__contains__)
         self._last = {key: use for key, use in self._last.items() if table.find(key[0])}
         self._sharers = {
-            gpu: found
-            for gpu, found in gpus.items()
-            if len(found) > 1 or any(one.elastic for one in found.values())
+            gpu: sharers
+            for gpu, sharers in gpus.items()
+            if len(sharers) > 1 or any(sharer.elastic for sharer in sharers.values())
         }
         self._unlimited = self._without_share(table)
         self._used = {gpu: part for gpu, part in self._used.items() if gpu in self._unlimited}
@@ -180,16 +182,18 @@ class ComputeManager:
 
     def _without_share(self, table: AllocationTable) -> dict[str, tuple[Path, ...]]:
         borrowed_on = {
-            gpu for gpu, found in self._sharers.items() if any(one.elastic for one in found.values())
+            gpu
+            for gpu, sharers in self._sharers.items()
+            if any(sharer.elastic for sharer in sharers.values())
         }
-        found: dict[str, list[Path]] = {}
+        ledgers_on: dict[str, list[Path]] = {}
         for allocation in table.allocations:
             for gpu in borrowed_on.intersection(allocation.quota()):
                 if not allocation.whole and allocation.keeps and not allocation.cores_of(gpu):
-                    found.setdefault(gpu, []).append(
+                    ledgers_on.setdefault(gpu, []).append(
                         self._store.dirs.path(allocation.id) / contract.LEDGER_FILE
                     )
-        return {gpu: tuple(ledgers) for gpu, ledgers in found.items()}
+        return {gpu: tuple(ledgers) for gpu, ledgers in ledgers_on.items()}
 
     def _sharer(self, allocation: Allocation, gpu: str) -> _Sharer:
         directory = self._store.dirs.path(allocation.id)
@@ -203,60 +207,67 @@ class ComputeManager:
             PRIORITIES[allocation.policy.priority],
         )
 
-    def _observe(self, one: _Sharer, gpu: str) -> ComputeSample | None:
+    def _observe(self, sharer: _Sharer, gpu: str) -> ComputeSample | None:
         """None for a ledger that cannot be read: its container's share is not managed, the others' are."""
         try:
-            use = one.reader.read()
+            use = sharer.reader.read()
         except vcuda.errors.BusyError:  # the agent waits neither for a container nor for the disk
-            use = self._last.get((one.id, gpu))
+            use = self._last.get((sharer.id, gpu))
         except vcuda.VcudaError as error:
-            self._report(one, str(error))
+            self._report(sharer, str(error))
             return None
         if use is None:
             return None
-        self._last[one.id, gpu] = use
-        flying = believed_flying(use.flying, self._store.listed.get(one.id, {}).get(gpu))
-        return ComputeSample(one.share, flying, use.spent, use.waiting, one.elastic, one.weight)
+        self._last[sharer.id, gpu] = use
+        flying = believed_flying(use.flying, self._store.listed.get(sharer.id, {}).get(gpu))
+        return ComputeSample(sharer.share, flying, use.spent, use.waiting, sharer.elastic, sharer.weight)
 
     def _publish(
-        self, gpu: str, sharers: Mapping[str, _Sharer], seen: Mapping[str, ComputeSample], now: float
+        self, gpu: str, sharers: Mapping[str, _Sharer], samples: Mapping[str, ComputeSample], now: float
     ) -> None:
         state = self._gpus.setdefault(gpu, _GpuState())
-        for name in seen.keys() - state.pages.keys():
+        for name in samples.keys() - state.pages.keys():
             state.pages[name] = self._read(sharers[name], gpu, now)
-        for name in state.pages.keys() - seen.keys():
+        for name in state.pages.keys() - samples.keys():
             del state.pages[name]
         published = {name: page.credit_us / 1e6 for name, page in state.pages.items()}
-        for name, allowance in state.arbiter.decide(now, seen, published, self._used.get(gpu, 0.0)).items():
+        for name, allowance in state.arbiter.decide(
+            now, samples, published, self._used.get(gpu, 0.0)
+        ).items():
             try:
                 _write(sharers[name], gpu, state.pages[name], allowance, now)
             except vcuda.VcudaError as error:
                 self._report(sharers[name], str(error))
 
-    def _read(self, one: _Sharer, gpu: str, now: float) -> _Page:
+    def _read(self, sharer: _Sharer, gpu: str, now: float) -> _Page:
         """What the agent before this one has published."""
         try:
-            limits = vcuda.read_limits(one.page)
+            limits = vcuda.read_limits(sharer.page)
         except vcuda.VcudaError as error:
-            self._report(one, str(error))
+            self._report(sharer, str(error))
             return _Page(0, now, 0, now)
-        found = next((each for each in limits.gpus if each.uuid == gpu), None)
-        return _Page(found.credit_us if found else 0, now, found.allowed_permille if found else 0, now)
+        gpu_limits = next((each for each in limits.gpus if each.uuid == gpu), None)
+        return _Page(
+            gpu_limits.credit_us if gpu_limits else 0,
+            now,
+            gpu_limits.allowed_permille if gpu_limits else 0,
+            now,
+        )
 
-    def _report(self, one: _Sharer, detail: str) -> None:
+    def _report(self, sharer: _Sharer, detail: str) -> None:
         """Logs a problem when it begins."""
-        if self._reported.new(one.id):
+        if self._reported.new(sharer.id):
             self._log.warning(
-                "compute share not managed", allocation=one.id, container=one.name, detail=detail
+                "compute share not managed", allocation=sharer.id, container=sharer.name, detail=detail
             )
 
 
-def _write(one: _Sharer, gpu: str, page: _Page, allowance: ComputeAllowance, now: float) -> None:
+def _write(sharer: _Sharer, gpu: str, page: _Page, allowance: ComputeAllowance, now: float) -> None:
     credit = max(page.credit_us, int(allowance.credit * 1e6))
     if credit > page.credit_us and now - page.credit_at >= _CREDIT_STEP:
-        vcuda.set_credit(one.page, gpu, credit)
+        vcuda.set_credit(sharer.page, gpu, credit)
         page.credit_us, page.credit_at = credit, now
-    lent = allowance.allowed > one.share
+    lent = allowance.allowed > sharer.share
     if allowance.allowed != page.allowed or (lent and now - page.allowed_at >= _KEEP_ALIVE):
-        vcuda.set_allowed(one.page, gpu, allowance.allowed)
+        vcuda.set_allowed(sharer.page, gpu, allowance.allowed)
         page.allowed, page.allowed_at = allowance.allowed, now

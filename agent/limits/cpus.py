@@ -136,12 +136,12 @@ class CpuBinder:
     def _members(self, owners: Iterable[tuple[int, ...]]) -> dict[str, list[int]]:
         """All processes of the containers of OWNERS, by cgroup; a process outside of pods has no such group."""
         groups = {_cgroup(self._proc, pid) for pids in owners for pid in pids} - {""}
-        found: dict[str, list[int]] = {}
+        members: dict[str, list[int]] = {}
         for pid in self._pids() if groups else ():
             group = _cgroup(self._proc, pid)
             if group in groups:
-                found.setdefault(group, []).append(pid)
-        return found
+                members.setdefault(group, []).append(pid)
+        return members
 
     def _pids(self) -> Iterator[int]:
         for name in os.listdir(self._proc):  # noqa: PTH208

@@ -99,11 +99,11 @@ class TimeSliceManager:
 
     def totals(self) -> dict[str, tuple[int, float]]:
         """Time slices and seconds in them since the agent started, by GPU, for every GPU that had containers."""
-        found = dict(self._ended_totals)
+        totals = dict(self._ended_totals)
         for uuid, gpu in self.gpus.items():
-            count, seconds = found.get(uuid, (0, 0.0))
-            found[uuid] = (count + gpu.arbiter.changes, seconds + gpu.seconds)
-        return found
+            count, seconds = totals.get(uuid, (0, 0.0))
+            totals[uuid] = (count + gpu.arbiter.changes, seconds + gpu.seconds)
+        return totals
 
     def end_all(self) -> None:
         """Ends time slicing on all GPUs: no container waits any more."""
@@ -133,12 +133,12 @@ class TimeSliceManager:
                 [allocation for allocation in allocations if uuid in allocation.physical],
                 usage,
             )
-        known = {(allocation.id, uuid) for allocation in allocations for uuid in allocation.physical}
+        pages = {(allocation.id, uuid) for allocation in allocations for uuid in allocation.physical}
         there = {allocation.id for allocation in self._store.table.allocations}
         self._used = {key: used for key, used in self._used.items() if key in there}
         self.held_us = {key: count for key, count in self.held_us.items() if key[0] in there}
         for allocation_id, uuid in tuple(self._written):
-            if (allocation_id, uuid) not in known or uuid not in uuids:
+            if (allocation_id, uuid) not in pages or uuid not in uuids:
                 self._end(allocation_id, uuid)
 
     def _poll_gpu(
@@ -152,29 +152,29 @@ class TimeSliceManager:
         state = self.gpus.setdefault(gpu.uuid, GpuTimeSlices())
         if state.holder:
             state.seconds += passed
-        seen = {}
+        samples = {}
         for allocation in allocations:
-            one = usage[allocation.id].get(gpu.uuid)
-            if one is None:
+            reading = usage[allocation.id].get(gpu.uuid)
+            if reading is None:
                 continue
-            self.held_us[allocation.id, gpu.uuid] = one.held_us
+            self.held_us[allocation.id, gpu.uuid] = reading.held_us
             stopped = allocation.id == state.holder and self._is_stopped(allocation)
-            seen[allocation.id] = TimeSliceSample(
-                one.progress,
-                one.waiting,
-                one.managed,
-                busy=one.busy > 0,
-                alive=one.alive > 0 and not stopped,
+            samples[allocation.id] = TimeSliceSample(
+                reading.progress,
+                reading.waiting,
+                reading.managed,
+                busy=reading.busy > 0,
+                alive=reading.alive > 0 and not stopped,
                 willing=allocation.policy.time_slicing,
             )
         state.paging = self._counters(gpu.uuid)
         moved = state.paging.moved if state.paging else None
-        decision = state.arbiter.decide(now, self._room(gpu, usage), seen, moved)
+        decision = state.arbiter.decide(now, self._room(gpu, usage), samples, moved)
         state.holder, state.held = decision.holder, decision.held
         state.wanting, state.fits = decision.contending, decision.fits
         self._log_mode(gpu, state)
         end = vcuda.time_slice_clock() + LEASE_MS
-        for name in seen:
+        for name in samples:
             if name in decision.held:
                 self._write(name, gpu.uuid, vcuda.withhold_time_slice, end)
             elif name == decision.holder:
@@ -188,10 +188,10 @@ class TimeSliceManager:
         """Bytes of the GPU that managed pages can use: all but the others' memory and these containers' real memory."""
         taken = 0
         for allocation in self._store.table.allocations:
-            one = usage.get(allocation.id, {}).get(gpu.uuid)
+            reading = usage.get(allocation.id, {}).get(gpu.uuid)
             promised = real_part(allocation, gpu.uuid, allocation.promised.get(gpu.uuid, 0))
             taken += (
-                one.real if one is not None else promised
+                reading.real if reading is not None else promised
             )  # a ledger that cannot be read counts as promised
         return max(0, gpu.memory_bytes - taken)
 
@@ -214,7 +214,9 @@ class TimeSliceManager:
         """Whether every process of the container is stopped: then it must not keep the time slice."""
         with contextlib.suppress(vcuda.VcudaError):
             path = self._store.dirs.path(allocation.id) / contract.LEDGER_FILE
-            pids = [one.pid for one in vcuda.read_ledger(path, wait=False).processes if one.pid > 0]
+            pids = [
+                process.pid for process in vcuda.read_ledger(path, wait=False).processes if process.pid > 0
+            ]
             return bool(pids) and all(_state(pid) in "TtZX" for pid in pids)
         return False
 

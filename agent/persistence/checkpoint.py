@@ -232,8 +232,8 @@ class CheckpointFile:
 
     def _find_ended(self) -> list[Path]:
         """Predecessors' predecessors, the oldest first."""
-        found = self._path.parent.glob(f"{self._path.name}{_ENDED}[0-9]*")
-        return sorted((path for path in found if _number(path) >= 0), key=_number)
+        paths = self._path.parent.glob(f"{self._path.name}{_ENDED}[0-9]*")
+        return sorted((path for path in paths if _number(path) >= 0), key=_number)
 
     def _put_aside(self, path: Path) -> Path:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())

@@ -114,15 +114,17 @@ class Room:
 
     def _judge(self) -> str:
         try:
-            found = self._look(self._directory)
+            filesystem = self._look(self._directory)
         except OSError as error:
             return f"{self._directory}: {error.strerror}; {remedy(error)}"
-        if found.f_flag & os.ST_RDONLY:
+        if filesystem.f_flag & os.ST_RDONLY:
             return f"{self._directory} is read-only; see dmesg, and mount it writable again"
-        free = (found.f_bfree if os.geteuid() == 0 else found.f_bavail) * found.f_frsize
+        free = (filesystem.f_bfree if os.geteuid() == 0 else filesystem.f_bavail) * filesystem.f_frsize
         if free < ENOUGH_BYTES:
             size, enough = units.format_bytes(free), units.format_bytes(ENOUGH_BYTES)
             return f"{self._directory} has {size} free; {enough} are needed"
-        if found.f_files and found.f_ffree < _ENOUGH_FILES:
-            return f"{self._directory} has room for {found.f_ffree} more files; {_ENOUGH_FILES} are needed"
+        if filesystem.f_files and filesystem.f_ffree < _ENOUGH_FILES:
+            return (
+                f"{self._directory} has room for {filesystem.f_ffree} more files; {_ENOUGH_FILES} are needed"
+            )
         return ""

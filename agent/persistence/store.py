@@ -140,15 +140,15 @@ class Store:
         """Makes the directories of FRESH allocations and then records TABLE. Raises StorageError, and then
         changes nothing.
         """
-        made: list[Allocation] = []
+        with_directory: list[Allocation] = []
         try:
             for allocation in fresh:
                 with self._telling():
                     self.dirs.create(allocation)
-                made.append(allocation)
+                with_directory.append(allocation)
             self.update(table)
         except StorageError:
-            for allocation in made:
+            for allocation in with_directory:
                 self._copy("directory", self.dirs.remove, allocation.id)
             raise
 
@@ -279,10 +279,10 @@ class Store:
         allocation = self._table.find(allocation_id)
         if allocation is None:
             return usage.Reading({}, {}, problem="the allocation has ended")
-        found = self._read_now(allocation_id)
+        reading = self._read_now(allocation_id)
         without_library = self.without_library.get(allocation_id)
         return self.believe(
-            allocation, replace(found, without_library=without_library) if without_library else found
+            allocation, replace(reading, without_library=without_library) if without_library else reading
         )
 
     def _read_now(self, allocation_id: str) -> usage.Reading:
@@ -387,18 +387,18 @@ def read_only(
     checkpoint = CheckpointFile(state_dir / CHECKPOINT, codec)
     table = checkpoint.peek()
     dirs = AllocationDirs(state_dir / ALLOCATIONS, codec)
-    found = {
+    readings = {
         allocation.id: _read_outside(dirs, allocation, gpu_slices or {}) for allocation in table.allocations
     }
     gone = [
         allocation.id
         for allocation in table.allocations
-        if found[allocation.id].problem and not dirs.path(allocation.id).is_dir()
+        if readings[allocation.id].problem and not dirs.path(allocation.id).is_dir()
     ]
     if gone:
         left = checkpoint.peek()
-        table = table.without(one for one in gone if left.find(one) is None)
-    return table, found
+        table = table.without(allocation_id for allocation_id in gone if left.find(allocation_id) is None)
+    return table, readings
 
 
 def _read_outside(

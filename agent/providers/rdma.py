@@ -35,7 +35,7 @@ class Adapter:
 def scan(root: Path) -> tuple[Adapter, ...]:
     """Returns the adapters below the root of sysfs, sorted by name; none where the kernel has no RDMA."""
     manager = _node(root / "class/misc/rdma_cm", "infiniband/rdma_cm")
-    found = []
+    adapters = []
     for path in sorted(_entries(root / "class/infiniband")):
         verbs = [
             _node(entry, f"infiniband/{entry.name}")
@@ -45,7 +45,7 @@ def scan(root: Path) -> tuple[Adapter, ...]:
         states = [_text(port / "state") for port in _entries(path / "ports")]
         numa = _text(path / "device/numa_node")
         nodes = tuple(node for node in [*verbs, manager] if node)
-        found.append(
+        adapters.append(
             Adapter(
                 path.name,
                 nodes,
@@ -53,7 +53,7 @@ def scan(root: Path) -> tuple[Adapter, ...]:
                 bool(verbs) and any(re.match(r"4\b|ACTIVE", state) for state in states),
             )
         )
-    return tuple(found)
+    return tuple(adapters)
 
 
 class Rdma(DevicePluginResource):
@@ -74,7 +74,7 @@ class Rdma(DevicePluginResource):
         self._sysfs = sysfs
         self._share = share
         self._interval = interval
-        self._adapters = {one.name: one for one in scan(sysfs)}
+        self._adapters = {adapter.name: adapter for adapter in scan(sysfs)}
         self._log = get_logger("rdma")
         self._log.info(
             "RDMA adapters found", found=sorted(self._adapters), path=str(sysfs / "class/infiniband")
@@ -83,8 +83,8 @@ class Rdma(DevicePluginResource):
     def devices(self) -> list[Device]:
         """Returns the shares of every adapter that has been seen."""
         return [
-            Device(f"{one.name}/{number}", one.up, one.numa)
-            for one in sorted(self._adapters.values(), key=lambda one: one.name)
+            Device(f"{adapter.name}/{number}", adapter.up, adapter.numa)
+            for adapter in sorted(self._adapters.values(), key=lambda adapter: adapter.name)
             for number in range(self._share)
         ]
 
@@ -132,16 +132,22 @@ class Rdma(DevicePluginResource):
         """Scans at intervals. An adapter that is gone stays, as one whose link is down."""
         while True:
             await asyncio.sleep(self._interval)
-            self.update(changed, {one.name: one for one in await asyncio.to_thread(scan, self._sysfs)})
+            self.update(
+                changed, {adapter.name: adapter for adapter in await asyncio.to_thread(scan, self._sysfs)}
+            )
 
-    def update(self, changed: Callable[[], None], found: dict[str, Adapter]) -> None:
+    def update(self, changed: Callable[[], None], adapters: dict[str, Adapter]) -> None:
         """Makes the adapters that a scan found the present ones."""
-        gone = {name: replace(one, up=False) for name, one in self._adapters.items() if name not in found}
-        now = {**gone, **found}
-        for name, one in now.items():
+        gone = {
+            name: replace(adapter, up=False)
+            for name, adapter in self._adapters.items()
+            if name not in adapters
+        }
+        now = {**gone, **adapters}
+        for name, adapter in now.items():
             before = self._adapters.get(name)
-            if before is None or before.up != one.up:
-                self._log.warning("RDMA adapter changed", adapter=name, up=one.up, new=before is None)
+            if before is None or before.up != adapter.up:
+                self._log.warning("RDMA adapter changed", adapter=name, up=adapter.up, new=before is None)
         if now != self._adapters:
             self._adapters = now
             changed()

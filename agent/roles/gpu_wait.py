@@ -164,17 +164,19 @@ class GpuWait(Generic[T]):
     ) -> T | None:
         if first is not None:
             self._log_reason(first)
-        stop, found = set_at_signals(asyncio.Event()), list[T]()
+        stop, answers = set_at_signals(asyncio.Event()), list[T]()
 
         async def search() -> None:
             answer = await self._first(scanning, stop, exits=exits) if scanning else None
             while answer is None and not stop.is_set():
                 if not await set_within(stop, self._interval):
                     answer = await self._outcome(scan_in_thread(self.scan), stop, _LOG_SECONDS)
-            found.extend([] if answer is None else [answer])
+            answers.extend([] if answer is None else [answer])
 
         await run_together("search", {"search": search(), "http": self._http.run()})
-        return found[0] if found and not stop.is_set() else None  # the signal may have come during the scan
+        return (
+            answers[0] if answers and not stop.is_set() else None
+        )  # the signal may have come during the scan
 
     def _log_slow(self, seconds: float) -> None:
         """Logs that the driver does not answer; one that merely starts slowly is no warning."""
@@ -206,7 +208,7 @@ class GpuWait(Generic[T]):
                 loop.call_soon_threadsafe(ended.set)
 
         self._since = since = time.monotonic() - (0.0 if log_after else _QUICK_SECONDS)
-        both = [asyncio.ensure_future(one.wait()) for one in (ended, stop)]
+        both = [asyncio.ensure_future(event.wait()) for event in (ended, stop)]
         scanning.add_done_callback(wake)
         try:
             while not (ended.is_set() or stop.is_set()):
@@ -217,5 +219,5 @@ class GpuWait(Generic[T]):
             return scanning.result() if ended.is_set() and not stop.is_set() else None
         finally:
             self._since = None
-            for one in both:
-                one.cancel()
+            for waiter in both:
+                waiter.cancel()

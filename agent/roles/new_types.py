@@ -63,11 +63,11 @@ class NewTypes:
         reported = LogOnce()
         while True:
             await asyncio.sleep(self._poll)
-            found = self.due()
-            if found:
+            resources = self.due()
+            if resources:
                 problems = self._mistakes([gpu.model for gpu in self._gpus.now.gpus])
                 if not problems:
-                    self._renew(found)
+                    self._renew(resources)
                 elif reported.new("mistakes", "; ".join(problems)):
                     self._log.error("new type of GPU cannot be offered", detail="; ".join(problems))
 

@@ -41,11 +41,11 @@ def run(config: Config) -> None:
     limit_arenas()
     os.umask(_UMASK)
     log = start_log("node", config.log_level, config.log_format, config.warnings)
-    found = discovery.find(config)
-    if found is None:
+    source_and_inventory = discovery.find(config)
+    if source_and_inventory is None:
         log.info("stopped")
         return
-    source, inventory = found
+    source, inventory = source_and_inventory
     gpus = InventoryHolder(inventory)
     store = Store(config.state_dir, codec=CODEC, gpu_bytes=gpus.gpu_bytes, ledger_dir=config.ledger_dir)
     link = Link.open()
@@ -122,8 +122,8 @@ async def _serve(config: Config, source: Source, gpus: InventoryHolder, store: S
         "registration": run_beside(
             serve_one(parts.servicer, config.kubelet_dir, lead, stop, link),
             [
-                *(host(one, config.kubelet_dir, stop, link, parts.counters) for one in parts.types),
-                *(host(one, config.kubelet_dir, stop, link) for one in parts.providers),
+                *(host(provider, config.kubelet_dir, stop, link, parts.counters) for provider in parts.types),
+                *(host(provider, config.kubelet_dir, stop, link) for provider in parts.providers),
             ],
         ),
         **{name: part() for name, part in parts.essential.items()},
