@@ -316,6 +316,7 @@ class Endpoint:
         """Sends the devices as they are now, or later when the ones before are still on their way: in HTTP/2's
         window, or in the socket's.
         """
+        self._behind.discard((peer, stream))  # or what the flush makes room for is sent twice
         peer.flush()
         if peer.connection.waiting(stream) or peer.connection.out:
             self._behind.add((peer, stream))

@@ -5,6 +5,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -13,6 +14,7 @@ from agent.front import channel as way
 from agent.front import front as module
 from agent.front import grpc as grpc_wire
 from agent.front.channel import CALL, METHODS, Buffer, Kind
+from agent.front.endpoint import Endpoint
 from agent.front.front import Front
 from agent.front.http2 import Connection, MessageReceived
 from agent.front.resource_offer import ResourceOffer
@@ -188,3 +190,27 @@ def test_a_mistake_of_ours_ends_one_connection_and_is_logged(place, monkeypatch,
         assert message == b"second"
         agent.answer(number, b"given")
         assert second.result(30) == b"given"
+
+
+def test_a_list_is_sent_once_where_the_flush_before_it_makes_room():
+    """The flush tells the endpoint that there is room, while the endpoint is about to send the list itself."""
+    endpoint, sent = object.__new__(Endpoint), []
+    connection = SimpleNamespace(
+        waiting=lambda stream: False, out=b"", data=lambda stream, message: sent.append(message)
+    )
+    peer = SimpleNamespace(connection=connection, flush=lambda: endpoint._catch_up(peer))
+    endpoint.devices, endpoint._behind = b"newest", _Pairs([(peer, 1)])
+    endpoint._send(peer, 1)
+    assert len(sent) == 1 and endpoint.behind(peer) == []
+
+
+class _Pairs(list):
+    """Watchers that wait, of peers that are no keys."""
+
+    def add(self, pair):
+        if pair not in self:
+            self.append(pair)
+
+    def discard(self, pair):
+        if pair in self:
+            self.remove(pair)
