@@ -31,6 +31,15 @@ IDLE = 0.02
 """Part of the GPU that containers without a share may use and still count as idle."""
 LONGEST_GAP = 1.0
 """Seconds between two samples beyond which nothing is known about the time in between."""
+MEMORY = 0.3
+"""Seconds of a container's work over which the part that others had is a mean. Containers that are held back work in
+bursts of some tens of milliseconds, in step with each other. A mean over less than several bursts follows each of them,
+too late: with 0.05 s a container was given up to 5 % of a GPU too much or too little."""
+ABSENCE = 0.1
+"""Seconds without work and without a launch that waits after which a container counts as away. Those means begin anew
+whenever one comes or goes."""
+LATENESS = 0.01
+"""Seconds by which a container's account may be behind: its processes charge it a poll at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +77,36 @@ class ComputeAllowance:
 class _Container:
     credit: float
     spent: float
-    others: float
     allowed: int
-    demand: float = 0.0
+    demand: float
+    others: float | None = None
+    """Part of the GPU that others had while this container had work under way, as far as samples have shown."""
+    weight: float = 0.0
+    """Seconds of work that this is the mean of, at most MEMORY."""
+    busy_at: float = float("-inf")
     samples: int = 0
     busy: int = 0
+
+    def account(self, sample: ComputeSample, all_flying: int, passed: float) -> None:
+        """Takes in a sample, PASSED seconds after the one before."""
+        others = self._mean_of_others(max(0, sample.flying), all_flying, passed)
+        charged = min(max(0.0, sample.spent - self.spent), passed)
+        self.credit += charged * others
+        self.spent = max(self.spent + charged, sample.spent - LATENESS)
+        self.samples += 1
+        self.busy += sample.waiting or sample.flying > 0
+
+    def _mean_of_others(self, flying: int, all_flying: int, passed: float) -> float:
+        """The GPU goes round among processes. Only samples with work of this container count, and they count alike:
+        what the others do while it has none says nothing about the time that it is charged.
+        """
+        if not flying:
+            return all_flying / (all_flying + 1) if self.others is None else self.others
+        others = 1 - flying / all_flying
+        self.weight = min(MEMORY, self.weight + passed)
+        step = min(1.0, passed / self.weight) if self.weight else 1.0
+        self.others = others if self.others is None else self.others + (others - self.others) * step
+        return self.others
 
 
 def lend(demands: Mapping[str, int], borrowers: Mapping[str, int]) -> dict[str, int]:
@@ -103,6 +137,7 @@ class ComputeArbiter:
 
     def __init__(self) -> None:
         self._containers: dict[str, _Container] = {}
+        self._present: set[str] = set()
         self._decided_at = 0.0
         self._lent_at = 0.0
 
@@ -126,23 +161,11 @@ class ComputeArbiter:
         self._decided_at = now
         if not 0 <= passed <= LONGEST_GAP:
             passed = 0.0
-        self._forget(samples)
-        flying = {name: max(0, sample.flying) for name, sample in samples.items()}
-        all_flying = sum(flying.values())
+        self._meet(samples, published or {})
+        self._note_presence(now, samples)
+        all_flying = sum(max(0, sample.flying) for sample in samples.values())
         for name, sample in samples.items():
-            others = _others(flying[name], all_flying)
-            container = self._containers.get(name)
-            if container is None:
-                credit = (published or {}).get(name, 0.0)
-                self._containers[name] = _Container(
-                    credit, sample.spent, others, sample.share, float(sample.share)
-                )
-                continue
-            charged = min(max(0.0, sample.spent - container.spent), passed)
-            container.credit += charged * (container.others + others) / 2
-            container.spent, container.others = sample.spent, others
-            container.samples += 1
-            container.busy += sample.waiting or sample.flying > 0
+            self._containers[name].account(sample, all_flying, passed)
         if now - self._lent_at >= LENDING_PERIOD or now < self._lent_at:
             self._lent_at = now
             self._lend(samples, unlimited)
@@ -182,13 +205,19 @@ class ComputeArbiter:
         for name, sample in samples.items():
             self._containers[name].allowed = max(sample.share, demands[name] + lent.get(name, 0))
 
-    def _forget(self, samples: Mapping[str, ComputeSample]) -> None:
-        for name in [name for name in self._containers if name not in samples]:
-            del self._containers[name]
+    def _meet(self, samples: Mapping[str, ComputeSample], published: Mapping[str, float]) -> None:
+        self._containers = {
+            name: self._containers.get(name)
+            or _Container(published.get(name, 0.0), sample.spent, sample.share, float(sample.share))
+            for name, sample in samples.items()
+        }
 
-
-def _others(own: int, all_flying: int) -> float:
-    """Part of the GPU that others have while this container has work under way: the GPU goes round among processes.
-    For one that has none right now: what it would be if it had.
-    """
-    return 1 - own / all_flying if own else all_flying / (all_flying + 1)
+    def _note_presence(self, now: float, samples: Mapping[str, ComputeSample]) -> None:
+        for name, sample in samples.items():
+            if sample.flying > 0 or sample.waiting:
+                self._containers[name].busy_at = now
+        present = {name for name, container in self._containers.items() if now - container.busy_at <= ABSENCE}
+        if present != self._present:
+            self._present = present
+            for container in self._containers.values():
+                container.weight = 0.0

@@ -1,8 +1,9 @@
-/* See poller.h. What a poll charges is decided in shm/bucket.c.
+/* See poller.h. When to poll is decided in shm/bucket.c.
  *
  * Polls come at random instants, so that what they find is true on average: a program whose kernels and pauses
- * alternate within a tick is charged for the kernels only. A process that wakes the thread is charged as if the thread
- * had been polling all along: the poll before lies a random part of a tick back.
+ * alternate within a tick is charged for the kernels only. They are the same instants in all processes, so that what is
+ * found at once was under way at once. The time between two instants is charged if any process of the container had work
+ * under way at the earlier one, by whichever of them is the first to poll.
  * Uses stream states and the ledger's share. Tests: tests/integration/test_native_share.py. */
 #define _GNU_SOURCE
 #include "poller.h"
@@ -15,46 +16,34 @@
 #include "runtime_state.h"
 #include "stream_state.h"
 
-enum { TICK_NS = 1000000, IDLE_POLLS = 20, SETTLE_NS = 2000000, LEAVING_MS = 100 };
+enum { IDLE_POLLS = 20, SETTLE_NS = 2000000, LEAVING_MS = 100 };
 
 _Atomic uint32_t poller_open[VC_MAX_GPUS];
 _Atomic uint32_t poller_awake;
 
 static _Atomic uint32_t started, leaving;
 
-/* Of the thread alone. */
-static struct {
-  uint64_t chance;
-  uint32_t before;                /* columns busy at the last poll */
-  uint32_t company[VC_MAX_GPUS];  /* processes busy then */
-} own;
+static uint32_t busy_before; /* columns, at the thread's last poll */
 
-static uint64_t random_below(uint64_t limit) {
-  own.chance ^= own.chance << 13;
-  own.chance ^= own.chance >> 7;
-  own.chance ^= own.chance << 17;
-  return own.chance % limit;
-}
-
-static void pay(uint32_t column, uint32_t busy, uint64_t now_ns, uint64_t now_ms) {
+/* BUSY: the process has had work all the time since its last poll, for all it knows. That counts where the poll is so
+ * long ago (a container without processor time) that its word in the ledger is out of date. */
+static void pay(uint32_t column, int busy, uint64_t now_ns, uint64_t now_ms) {
   struct vc_bucket *bucket = ledger_bucket(runtime_ledger, column);
   uint32_t permille = ledger_permille(runtime_ledger, column, now_ms);
-  uint32_t flying = ledger_flying(runtime_ledger, column, now_ms);
   uint64_t passed = ledger_poll(runtime_ledger, column, now_ns);
-  int now = busy >> column & 1;
-  bucket_spend(bucket, poll_charge(passed, own.before >> column & 1, now, own.company[column], flying, TICK_NS));
+  if (busy || ledger_flying(runtime_ledger, column, now_ms) != 0) bucket_spend(bucket, passed);
   bucket_fill(bucket, now_ns, permille, ledger_credit(runtime_ledger, column));
-  own.company[column] = flying;
   atomic_store_explicit(&poller_open[column], permille >= 1000 || bucket_level(bucket) >= 0, memory_order_relaxed);
 }
 
 static int poll_all(void) {
   struct stream_poll view = stream_states_poll();
   uint64_t now_ns = os_now_ns(), now_ms = os_coarse_ms();
-  ledger_fly(runtime_ledger, view.busy, now_ms);
   for (uint32_t column = 0; column < ledger_gpu_count(runtime_ledger); column++)
-    pay(column, view.busy, now_ns, now_ms); /* also where nothing is under way: the time until now cost nothing */
-  own.before = view.busy;
+    /* Also where nothing was under way: the time until now cost nothing. */
+    pay(column, (busy_before & view.busy) >> column & 1, now_ns, now_ms);
+  ledger_fly(runtime_ledger, view.busy, now_ms);
+  busy_before = view.busy;
   return view.any;
 }
 
@@ -73,26 +62,18 @@ static void sleep_until_woken(void) {
   while (!atomic_load(&poller_awake)) os_wait(&poller_awake, 0, 0);
 }
 
-static void begin_ticks(uint64_t *pause) {
-  uint64_t phase = random_below(TICK_NS), from = os_now_ns() - phase;
-  for (uint32_t column = 0; column < ledger_gpu_count(runtime_ledger); column++)
-    if (ledger_flying(runtime_ledger, column, os_coarse_ms()) == 0) ledger_poll_from(runtime_ledger, column, from);
-  *pause = TICK_NS - phase;
+static void sleep_until_instant(void) {
+  uint64_t now_ns = os_now_ns();
+  os_sleep_us((uint32_t)((poll_instant(now_ns) - now_ns) / 1000 + 1));
 }
 
 static void *run(void *name) {
   int idle = IDLE_POLLS;
-  uint64_t pause = TICK_NS;
   os_thread_name(name);
   capture_relax();
-  own.chance = (os_now_ns() ^ (uint64_t)os_pid() << 32) | 1;
   while (!atomic_load(&leaving)) {
-    if (idle >= IDLE_POLLS) {
-      sleep_until_woken();
-      begin_ticks(&pause);
-    }
-    os_sleep_us((uint32_t)(pause / 1000));
-    pause = TICK_NS * 3 / 4 + random_below(TICK_NS / 2);
+    if (idle >= IDLE_POLLS) sleep_until_woken();
+    sleep_until_instant();
     if (atomic_load(&leaving)) break;
     idle = poll_all() ? 0 : idle + 1;
   }
@@ -124,6 +105,6 @@ void poller_after_fork(void) {
   stream_states_after_fork();
   atomic_store(&started, 0);
   atomic_store(&poller_awake, 0);
-  own.before = 0;
+  busy_before = 0;
   close_all();
 }

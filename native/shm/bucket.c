@@ -64,18 +64,26 @@ void bucket_fill(struct vc_bucket *bucket, uint64_t now_ns, uint32_t permille, u
   }
 }
 
-void bucket_spend(struct vc_bucket *bucket, int64_t ns) {
-  __atomic_fetch_add(&bucket->spent_ns, (uint64_t)ns, __ATOMIC_SEQ_CST);
+void bucket_spend(struct vc_bucket *bucket, uint64_t ns) {
+  __atomic_fetch_add(&bucket->spent_ns, ns, __ATOMIC_SEQ_CST);
 }
 
-/* Work is under way in a container while any of its processes has some. Each polls for itself, at an instant of its own
- * in every tick, and finds out late that work began or ended. For one process both are late alike, and the length is
- * right on average. Of several that begin and end together, as they do at their container's bucket, the first to poll
- * sees the beginning and the last one the end: N processes see it (N - 1) / (N + 1) of a tick too long. */
-int64_t poll_charge(uint64_t passed_ns, int before, int now, uint32_t company, uint32_t flying, uint64_t tick_ns) {
-  if (flying != 0) return (int64_t)passed_ns;
-  if (!before || now || company < 2) return 0;
-  return -(int64_t)(tick_ns * (company - 1) / (company + 1));
+/* splitmix64's finalizer: instants that no program can fall into step with. */
+static uint64_t scattered(uint64_t number) {
+  number = (number ^ number >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+  number = (number ^ number >> 27) * UINT64_C(0x94d049bb133111eb);
+  return number ^ number >> 31;
+}
+
+static uint64_t instant_of(uint64_t tick) { return tick * VC_POLL_TICK_NS + scattered(tick) % VC_POLL_TICK_NS; }
+
+/* Processes take turns on the GPU, so what a process got at an instant depends on how many others had work at that same
+ * instant. Polls at instants of each process's own were tried: of processes whose kernels and pauses alternate within a
+ * tick they show too many at once and a container's work too long, and a neighbour was given back up to 6 % of a GPU
+ * that it had had. */
+uint64_t poll_instant(uint64_t now_ns) {
+  uint64_t tick = now_ns / VC_POLL_TICK_NS, instant = instant_of(tick);
+  return instant > now_ns ? instant : instant_of(tick + 1);
 }
 
 int64_t bucket_level(const struct vc_bucket *bucket) {

@@ -116,8 +116,6 @@ void ledger_fly(struct ledger *ledger, uint32_t bits, uint64_t now_ms);
 uint32_t ledger_flying(const struct ledger *ledger, uint32_t column, uint64_t now_ms);
 /* Nanoseconds since the last poll of any process of the container, which now is this one; at most a second. */
 uint64_t ledger_poll(struct ledger *ledger, uint32_t column, uint64_t now_ns);
-/* Nothing before FROM_NS is to be charged: no process had work. */
-void ledger_poll_from(struct ledger *ledger, uint32_t column, uint64_t from_ns);
 /* A launch is held; and how long it was in the end. */
 void ledger_waiting(struct ledger *ledger, uint32_t column, uint64_t now_ms);
 void ledger_throttled(struct ledger *ledger, uint32_t column, uint64_t microseconds);

@@ -78,12 +78,6 @@ uint64_t ledger_poll(struct ledger *ledger, uint32_t column, uint64_t now_ns) {
   return now_ns - last < LONGEST_POLL_NS ? now_ns - last : LONGEST_POLL_NS;
 }
 
-void ledger_poll_from(struct ledger *ledger, uint32_t column, uint64_t from_ns) {
-  _Atomic uint64_t *polled = &ledger->file->share[column].polled_ns;
-  uint64_t last = atomic_load(polled);
-  while (last < from_ns && !atomic_compare_exchange_weak(polled, &last, from_ns)) continue;
-}
-
 void ledger_waiting(struct ledger *ledger, uint32_t column, uint64_t now_ms) {
   atomic_store_explicit(&ledger->file->share[column].waiting_ms, now_ms, memory_order_relaxed);
 }

@@ -167,8 +167,7 @@ struct vc_bucket {
 enum { VC_BUCKET_PERIOD_MS = 200, VC_BUCKET_DEBT_MAX_S = 600 };
 /* Fills the bucket for the time until NOW_NS at PERMILLE of the GPU, and with credit beyond what it has seen. */
 void bucket_fill(struct vc_bucket *bucket, uint64_t now_ns, uint32_t permille, uint64_t credit_us);
-/* NS below zero: gives back. */
-void bucket_spend(struct vc_bucket *bucket, int64_t ns);
+void bucket_spend(struct vc_bucket *bucket, uint64_t ns);
 /* GPU time that is left; negative: debt. */
 int64_t bucket_level(const struct vc_bucket *bucket);
 
@@ -184,10 +183,10 @@ void pace_begin(struct vc_pace *pace, int64_t level, uint32_t permille, uint64_t
 /* 0: go; else sleep so long, and ask again. PERMILLE may change in between. */
 uint64_t pace_nap(struct vc_pace *pace, int64_t level, uint32_t permille, uint64_t now_ns);
 
-/* What a poll charges the container: the polls of its processes divide the time among them, PASSED_NS since the last
- * one of any. The polling process had work under way BEFORE, and NOW; COMPANY processes had some at its last poll, and
- * FLYING have now, itself included. TICK_NS: between two polls of one process. */
-int64_t poll_charge(uint64_t passed_ns, int before, int now, uint32_t company, uint32_t flying, uint64_t tick_ns);
+/* The next instant after NOW_NS at which every process of a node polls whether it has work under way: one at random in
+ * each millisecond of the clock, the same for all. */
+enum { VC_POLL_TICK_NS = 1000000 };
+uint64_t poll_instant(uint64_t now_ns);
 
 /* How many launches of one stream may be under way at once, so that what is queued is about VC_WINDOW_NS long. */
 enum { VC_WINDOW_NS = 20000000, VC_WINDOW_MAX = 65536 };

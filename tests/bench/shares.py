@@ -1,12 +1,14 @@
 """Shares of a simulated GPU's time with real processes, and what a launch costs: a table, and a plot.
 
 `python -m tests.bench.shares` prints them (make bench does); with `--write` they go into docs/compute.md and
-docs/compute.svg. What each container had is what the simulated driver says it had.
+docs/compute.svg. With `--random 40` it measures random schedules instead: one container that always has work beside
+processes that mix kernels and pauses. What each container had is what the simulated driver says it had.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import subprocess
 import tempfile
@@ -61,6 +63,30 @@ def rows(seconds: float) -> Iterator[str]:
     for case in CASES:
         got = ", ".join(f"{share:.1f}" for share in measured(case, seconds))
         yield f"| {case.name} | {got} |\n"
+
+
+def random_case(seed: int) -> Case:
+    """A container that always has work, and one whose processes mix kernels of a quarter of a millisecond to forty."""
+    chance = random.Random(seed)
+    longest = chance.choice((1_000, 40_000))
+    kernels = [f"work_{chance.randint(250, longest)}us" for _ in range(chance.randint(1, 6))]
+    batch = chance.choice((0, 1, 1, 2, len(kernels)))
+    mixture: Work = ("plain", ",".join(kernels), str(batch), str(chance.randint(0, 5_000)))
+    share = chance.randint(20, 80)
+    return Case(f"seed {seed}", ((share, SMALL, 1), (100 - share, mixture, chance.randint(1, 4))))
+
+
+def random_gains(count: int, seconds: float) -> None:
+    """Prints what the first container had beyond its share, points, for each of so many random schedules."""
+    gains = []
+    for seed in range(count):
+        case = random_case(seed)
+        share, neighbour = measured(case, seconds)
+        gains.append(share - case.containers[0][0])
+        print(f"{gains[-1]:+.1f} (neighbour {neighbour:.1f})", *case.containers, flush=True)
+    print(
+        f"{count} schedules: least {min(gains):+.1f}, most {max(gains):+.1f}, mean {statistics.mean(gains):+.1f}"
+    )
 
 
 def launch_cost(rounds: int = 9, seconds: float = 0.2) -> str:
@@ -147,8 +173,12 @@ def main() -> None:
     """Print, or write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="into docs/compute.md and docs/compute.svg")
+    parser.add_argument("--random", type=int, metavar="COUNT", help="so many random schedules instead")
     parser.add_argument("--seconds", type=float, default=10)
     options = parser.parse_args()
+    if options.random is not None:
+        random_gains(options.random, options.seconds)
+        return
     table = []
     for line in rows(options.seconds):
         table.append(line)

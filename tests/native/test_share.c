@@ -63,10 +63,6 @@ TEST(share_polls_divide_the_time) {
   CHECK_EQ(ledger_poll(one, 0, 10 * second + 500), 200);
   CHECK_EQ(ledger_poll(other, 0, 10 * second + 400), 0); /* who is late finds that it was paid */
   CHECK_EQ(ledger_poll(one, 0, 10 * second + 500), 0);
-  ledger_poll_from(one, 0, 12 * second);
-  CHECK_EQ(ledger_poll(other, 0, 12 * second + 7), 7); /* what lay before cost nothing */
-  ledger_poll_from(one, 0, 11 * second);
-  CHECK_EQ(ledger_poll(other, 0, 12 * second + 8), 1);
   CHECK_EQ(ledger_poll(one, 0, 100 * second), second); /* however long no process polled */
   CHECK_EQ(ledger_poll(one, 0, 5 * second), 0);        /* the clock began again */
   CHECK_EQ(ledger_poll(one, 0, 5 * second + 9), 9);

@@ -3,7 +3,7 @@
  *   load PATH KERNEL BATCH PAUSE_US SECONDS [STREAMS]
  *
  * PATH: plain, stream, ex, cooperative, graph, ptsz, thread. KERNEL: a name that tells the simulated driver how long it
- * takes (work_200us). BATCH launches are followed by a wait for the GPU; 0: it never waits. Then the program does something
+ * takes (work_200us); several, with commas between, are launched in turn (a graph has the first). BATCH launches are followed by a wait for the GPU; 0: it never waits. Then the program does something
  * else for PAUSE_US. At the end it prints how many launches there were and the longest that one took, in microseconds.
  * Functions come from dlsym, so it runs under the library or without it. */
 #define _GNU_SOURCE
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { STREAMS = 64 };
+enum { STREAMS = 64, KERNELS = 8 };
 
 static void *library;
 
@@ -51,7 +51,8 @@ typedef CUresult launch_cooperative(CUfunction, unsigned, unsigned, unsigned, un
 typedef CUresult launch_extended(const CUlaunchConfig *, CUfunction, void **, void **);
 typedef CUresult launch_graph(CUgraphExec, CUstream);
 
-static CUfunction kernel;
+static CUfunction kernel, kernels[KERNELS];
+static uint64_t kernel_count;
 static CUgraphExec executable;
 static void *call;
 static char path;
@@ -84,6 +85,17 @@ static void choose(const char *name) {
   path = name[0];
 }
 
+static void load_kernels(char *names) {
+  CUmodule module;
+  CALL(cuModuleLoadData, &module, "image");
+  for (char *name = strtok(names, ","); name != NULL; name = strtok(NULL, ",")) {
+    if (kernel_count == KERNELS) exit(2);
+    CALL(cuModuleGetFunction, &kernels[kernel_count++], module, name);
+  }
+  if (kernel_count == 0) exit(2);
+  kernel = kernels[0];
+}
+
 static void make_graph(void) {
   CUgraph graph;
   CUgraphNode node;
@@ -95,7 +107,6 @@ static void make_graph(void) {
 
 int main(int argc, char **argv) {
   CUcontext context;
-  CUmodule module;
   CUstream streams[STREAMS] = {NULL};
   uint64_t launches = 0, longest = 0;
   if (argc < 6) return 2;
@@ -105,8 +116,7 @@ int main(int argc, char **argv) {
   if (count < 1 || count > STREAMS || (library = dlopen("libcuda.so.1", RTLD_NOW)) == NULL) return 2;
   CALL(cuInit, 0);
   CALL(cuCtxCreate_v2, &context, 0, 0);
-  CALL(cuModuleLoadData, &module, "image");
-  CALL(cuModuleGetFunction, &kernel, module, argv[2]);
+  load_kernels(argv[2]);
   choose(argv[1]);
   if (path == 'g') make_graph();
   if (strcmp(argv[1], "stream") == 0)
@@ -116,6 +126,7 @@ int main(int argc, char **argv) {
   fflush(stdout);
   uint64_t end = now_ns() + (uint64_t)(seconds * 1e9);
   for (uint64_t now = now_ns(); now < end; now = now_ns()) {
+    kernel = kernels[launches % kernel_count];
     CUresult result = launch(streams[launches % (uint64_t)count]);
     uint64_t took = now_ns() - now;
     if (result != CUDA_SUCCESS) return 3;

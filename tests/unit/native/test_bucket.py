@@ -132,10 +132,23 @@ def test_a_larger_share_shortens_a_wait_that_has_begun():
     assert now - START <= 120 * MS, "at one per cent it would have been ten seconds"
 
 
-@given(
-    st.integers(1, 10**9), st.integers(0, 1), st.integers(0, 1), st.integers(0, 1024), st.integers(0, 1024)
-)
-def test_looks_divide_the_time_of_a_container_among_them(passed, before, now, company, flying):
-    flying = max(flying, now)
-    got = lib.poll_charge(passed, before, now, company, flying, MS)
-    assert got == passed if flying else -MS < got <= 0
+@given(st.integers(0, 2**62))
+def test_the_next_poll_is_the_same_for_all_who_ask_before_it(now):
+    instant = lib.poll_instant(now)
+    assert now < instant < now + 2 * lib.VC_POLL_TICK_NS
+    assert lib.poll_instant((now + instant) // 2) == instant
+    assert lib.poll_instant(instant) > instant
+
+
+def test_polls_fall_on_every_part_of_a_tick_once_a_tick():
+    """A program whose period is a tick, or a few, is seen as often as it has work."""
+    instants, now = [], START
+    while len(instants) < 20_000:
+        now = lib.poll_instant(now)
+        instants.append(now)
+    tick = lib.VC_POLL_TICK_NS
+    first = instants[0] // tick
+    assert [instant // tick - first for instant in instants] == list(range(len(instants)))
+    for period in (tick, 2 * tick, 7 * tick // 2):
+        busy = sum(instant % period < period // 4 for instant in instants)
+        assert busy / len(instants) == pytest.approx(1 / 4, abs=0.02)

@@ -2,7 +2,7 @@
 
 The controller is the C code that the library runs (``native/shm/bucket.c``), the arbiter the agent's.
 What surrounds them in reality, threads, events and files, is modelled here in steps: a GPU that goes round among the
-processes that have work, a thread per process that polls at random instants about once a millisecond whether work is
+processes that have work, a thread per process that polls at the library's instants, sometimes late, whether work is
 under way, an agent that polls about every five milliseconds. Deterministic for a seed.
 """
 
@@ -20,7 +20,9 @@ from gigaslice.limits.compute_arbiter import ComputeArbiter, ComputeSample
 
 STEP = 250_000
 """Nanoseconds of a step: programs and the GPU alternate so often, so kernels should not be shorter."""
-TICK = 1_000_000
+TICK: int = lib.VC_POLL_TICK_NS
+LATE = 16
+"""One poll in so many is late by up to a tick, as on a busy machine."""
 PATIENCE = 250_000_000
 AGENT = 5_000_000
 SAMPLE = 500_000_000
@@ -49,7 +51,6 @@ class Process:
     busy_until_idle: bool = False
     pacing: bool = False
     held_since: int | None = None
-    company: int = 0
     poll_at: int = 0
     flying: bool = False
     worked_ns: int = 0
@@ -73,6 +74,7 @@ class Container:
     allowed: int = 0
     waiting_until: int = 0
     polled: int = 0
+    """Instant up to which it was charged."""
     unlimited: bool = False
     """It has no share, and the agent knows of it what the driver samples."""
     bucket: Any = field(default_factory=lambda: ffi.new("struct vc_bucket *"))
@@ -223,21 +225,25 @@ class SimulatedGpu:
                 process.worked_ns = STEP - left
 
     def _pass(self) -> None:
-        """Each process's thread: marks, and at a random instant of every tick whether there is work under way."""
+        """Each process's thread: marks, and at an instant of every tick whether there is work under way."""
+        began = self.now - STEP
         for container, process in self._alive():
             while process.marks and process.finished >= process.marks[0][0]:
                 _, outstanding, since = process.marks.popleft()
                 lib.window_passed(process.window, outstanding, self.now - since)
-            if self.now < process.poll_at:
-                continue
-            process.poll_at = self.now + self._random.randrange(TICK * 3 // 4, TICK * 5 // 4)
-            flying = bool(process.queue) or self._random.randrange(STEP) < process.worked_ns
-            before, process.flying = process.flying, flying
-            now_flying = sum(other.flying for other in container.processes)
-            passed, container.polled = self.now - container.polled, self.now
-            spend = lib.poll_charge(passed, before, flying, process.company, now_flying, TICK)
-            process.company = now_flying
-            lib.bucket_spend(container.bucket, spend)
+            while process.poll_at <= self.now:
+                self._poll(container, process, max(0, process.poll_at - began))
+                process.poll_at = lib.poll_instant(max(process.poll_at, began))
+                if self._random.randrange(LATE) == 0:
+                    process.poll_at += self._random.randrange(TICK)
+
+    def _poll(self, container: Container, process: Process, after: int) -> None:
+        """A poll, so many nanoseconds after the step began."""
+        passed = max(0, process.poll_at - container.polled)
+        container.polled += passed
+        if any(other.flying for other in container.processes):
+            lib.bucket_spend(container.bucket, passed)
+        process.flying = bool(process.queue) or after < process.worked_ns
 
     def _agent(self) -> None:
         if not self._agent_at(self.now):

@@ -49,6 +49,46 @@ def test_a_claim_to_have_been_charged_more_than_the_time_that_passed_is_cut():
     assert got["a"].credit <= 0.5 + 1e-6
 
 
+def test_an_account_that_grows_in_lumps_is_credited_in_full():
+    """Polls charge a tick at a time: an account can grow by more than the time since the sample before."""
+    arbiter, got = ComputeArbiter(), {}
+    for step in range(1, 401):
+        now = step * 0.005
+        seen = {
+            "a": ComputeSample(300, 1, now + (0.003 if step % 2 else 0.0)),
+            "b": ComputeSample(700, 1, now),
+        }
+        got = arbiter.decide(now, seen)
+    assert got["a"].credit == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_neighbours_do_while_a_container_has_nothing_is_not_what_they_had_of_its_time():
+    """Three processes of one container work together, half of the time, beside one that always does."""
+    arbiter, got = ComputeArbiter(), {}
+    for step in range(1, 801):
+        now = step * 0.005
+        seen = {
+            "a": ComputeSample(300, 3 if step % 2 else 0, now / 2),
+            "b": ComputeSample(700, 1, now),
+        }
+        got = arbiter.decide(now, seen)
+    assert got["a"].credit == pytest.approx(2.0 / 4, abs=0.02)
+    assert got["b"].credit == pytest.approx(4.0 * (0.5 * 3 / 4), abs=0.05)
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_a_newcomer_counts_at_once_and_one_that_is_held_back_stays(waiting):
+    """While a neighbour's launches wait it has no work for a moment, and the mean goes on. One that was away is new."""
+    arbiter, credit = ComputeArbiter(), []
+    for step in range(1, 401):
+        now = step * 0.005
+        away = 100 < step <= 200
+        neighbour = ComputeSample(700, 0 if away else 1, now, waiting=away and waiting)
+        credit.append(arbiter.decide(now, {"a": ComputeSample(300, 1, now), "b": neighbour})["a"].credit)
+    lately = credit[201 + 20] - credit[201]
+    assert lately == (pytest.approx(0.05, abs=0.002) if not waiting else pytest.approx(0.016, abs=0.005))
+
+
 def test_a_successor_goes_on_where_the_pages_are():
     arbiter, seen = ComputeArbiter(), {"a": ComputeSample(300, 1, 5.0), "b": ComputeSample(700, 1, 5.0)}
     assert arbiter.decide(1.0, seen, {"a": 12.5})["a"].credit == 12.5
