@@ -338,7 +338,7 @@ class TimeSlicer:
         self._round[name] = self._round.get(name, 0.0) + (done / container.solo if container.solo else 0.0)
 
     def _round_is_over(self, contending: list[str]) -> bool:
-        return self._holder is None and all(name in self._round for name in contending)
+        return all(name in self._round for name in contending)
 
     def _slicing_helps(self, now: float, contending: list[str]) -> bool:
         """At the end of a round. When slicing has gone on for long, the containers are watched together again."""

@@ -3,6 +3,8 @@ seconds, by when that process has been measured (docs/adr/0014). What is gone is
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.native.running import (
@@ -104,6 +106,19 @@ def test_taking_down_and_making_again_at_the_limit_is_never_refused(place):
                 ends[number % 3 :] + ends[: number % 3]
             ):  # the importer is first, last, in the middle
                 assert program(end) == SUCCESS
+
+
+def test_places_of_what_is_paid_no_longer_are_free_again(place):
+    """A process remembers 64 of them. Nothing but their time ends these, and no reading of the ledger comes between."""
+    with place.program("1GiB") as exporter, place.program("1GiB", **other_quota(place)) as importer:
+        parts = [shared(exporter, 2 * MIB) for _ in range(64)]
+        for _, fd in parts:
+            taken_in(importer, exporter, fd)
+        assert exporter(f"[d.release(handle) for handle, _ in {parts}]") == [SUCCESS] * 64
+        time.sleep(3.5)
+        handle, fd = shared(exporter)
+        taken_in(importer, exporter, fd)
+        assert exporter(f"d.release({handle}), d.used()") == [SUCCESS, CONTEXT + BLOCK]
 
 
 def test_an_exporter_that_sleeps_is_paid_for_no_longer(place):

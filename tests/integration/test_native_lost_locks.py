@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.running import CONTEXT, GIB, OUT_OF_MEMORY, SUCCESS, Place
+from tests.native.running import CONTEXT, GIB, MIB, OUT_OF_MEMORY, SUCCESS, Place
+from tests.native.scripted import Program
 
 # Loses the record locks in one of the ways that programs have, then stays until its input ends.
 LOSES = """
@@ -64,3 +65,44 @@ def test_a_living_process_keeps_its_bytes(tmp_path: Path, way: str, wrapper: tup
             assert other.do("alloc a", left + 256).code == OUT_OF_MEMORY
             assert other.do("alloc a", left).code == SUCCESS
         owner.kill()
+
+
+# Lets go of what holds the slot: the mapping that nobody should know, and the record lock.
+LETS_GO = """
+def let_go(ledger):
+    pages = [line.split() for line in open("/proc/self/maps") if line.rstrip().endswith(ledger) and "---s" in line]
+    for low, high in (page[0].split("-") for page in pages):
+        ctypes.CDLL(None).munmap(c_void_p(int(low, 16)), c_size_t(int(high, 16) - int(low, 16)))
+    open(ledger).close()
+    return len(pages)
+"""
+
+MEMORY = {
+    "linear": f"cuMemAlloc_v2(ref(a), c_size_t({64 * MIB}))",
+    "managed": f"cuMemAllocManaged(ref(a), c_size_t({64 * MIB}), 1)",
+    "pool": f"cuMemAllocAsync(ref(a), c_size_t({64 * MIB}), None)",
+    "module": "cuModuleLoadData(ref(a), b'image')",
+    "printf buffer": f"cuCtxSetLimit(1, c_size_t({64 * MIB}))",
+    "context": "cuCtxCreate_v2(ref(a), 0, 0)",
+}
+
+
+@pytest.mark.parametrize("call", MEMORY.values(), ids=MEMORY)
+def test_a_process_that_lost_its_place_is_charged_what_it_holds(tmp_path: Path, call: str) -> None:
+    """It let go, so another process emptied its place; its next allocation registers all that it has."""
+    machine = tmp_path / "machine.txt"
+    machine.write_text("gpus: 1\ncontext_memory: 100MiB\nmodule_memory: 64MiB\n")
+    place, limit = Place(tmp_path, str(machine)), 2 * GIB
+    with Program(place.env(str(limit))) as owner:
+        owner.do(f"exec({LETS_GO!r}, globals())")
+        owner.ready().do("keep(a=c_ulonglong(), b=c_ulonglong())")
+        assert owner.do(call) == SUCCESS
+        left = owner.free()
+        assert left <= limit - CONTEXT - 32 * MIB, "what is to be charged again"
+        if not owner.do(f"let_go({str(place.quota / 'ledger')!r})"):
+            pytest.skip("on this file system no mapping holds a place")
+        with place.client(str(limit)) as other:
+            other.ready()
+            assert other.do("alloc a", limit - CONTEXT).code == SUCCESS
+        assert owner.do("cuMemAlloc_v2(ref(b), c_size_t(256))") == SUCCESS
+        assert owner.free() == left - 256

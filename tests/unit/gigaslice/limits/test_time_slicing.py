@@ -124,6 +124,50 @@ def test_sets_that_are_allocated_and_not_used_are_given_no_turns_for_long():
     assert max(job.finished or 1e9 for job in jobs.values()) <= 1.1 * total(pair(8, work=6000), None)
 
 
+def test_time_slices_that_do_not_help_are_tried_ever_more_seldom():
+    """Two that do as much together as one after the other, until the pauses grow no more."""
+    arbiter, decision = TimeSlicer(), time_slicing.TimeSliceDecision()
+    begins, mode, progress = [], "free", dict.fromkeys("ab", 0)
+    for tenth in range(11_000):
+        for name in progress:
+            progress[name] += 0 if name in decision.held else 2 if decision.holder else 1
+        samples = {
+            name: TimeSliceSample(done, name in decision.held, 16 * GIB) for name, done in progress.items()
+        }
+        decision = arbiter.decide(tenth / 10, 16 * GIB, samples)
+        if mode != arbiter.mode == "slicing":
+            begins.append(tenth / 10)
+        mode = arbiter.mode
+    pauses = [later - earlier for earlier, later in itertools.pairwise(begins)]
+    again, most = time_slicing.AGAIN, time_slicing.AGAIN_MOST
+    assert pauses == pytest.approx([again, 2 * again, 4 * again, most, most], rel=0.1)
+
+
+def test_one_that_was_not_watched_counts_for_nothing_together():
+    """It came after the window, with kernels of a second: the others do as well together as they did before."""
+    gpu = SimulatedGpu(pair(5, work=10**9, said=16 * GIB))
+    assert gpu.arbiter is not None
+    gpu.run(20)
+    while gpu.arbiter.mode != "slicing":
+        gpu.run(PASS)
+    gpu.jobs["c"] = Job(5 * GIB, 1.0, said=16 * GIB)
+    changes = gpu.arbiter.changes
+    while gpu.arbiter.mode == "slicing" and gpu.now < 200:
+        gpu.run(PASS)
+    assert gpu.arbiter.changes - changes <= 3, "one round tells it"
+
+
+def test_where_the_first_window_was_slow_no_second_one_is_watched():
+    """What it was worth is known when the first round has told what each does alone: another one would cost seconds."""
+    gpu = SimulatedGpu(pair(work=10**9), speed=200 * GIB)
+    assert gpu.arbiter is not None
+    while gpu.arbiter.mode != "slicing":
+        gpu.run(PASS)
+    while gpu.now < time_slicing.SOON:
+        gpu.run(PASS)
+        assert gpu.arbiter.mode == "slicing", gpu.now
+
+
 def test_where_the_driver_says_that_no_pages_move_no_turn_is_tried():
     jobs = pair(8, work=6000, said=16 * GIB)
     gpu = SimulatedGpu(jobs, counted=True)
