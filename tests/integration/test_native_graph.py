@@ -355,6 +355,23 @@ def test_making_room_for_a_launch_does_not_take_what_it_counted_on(start):
     assert peer(f"free({kept})") == SUCCESS
 
 
+def test_records_of_graphs_that_ended_are_used_again(start):
+    """They are never given back, so a program that makes graphs for ever must not need new ones for ever."""
+    peer = start()
+    graphs = [made(peer, MIB) for _ in range(400)]
+
+    def size_after(count: int, times: int) -> int:
+        execs = f"[instantiate(graph, 0) for graph in {graphs[:count]}]"
+        for _ in range(times):
+            assert peer(f"list({{call('cuGraphExecDestroy', c_void_p(exec)) for exec in {execs}}})") == [
+                SUCCESS
+            ]
+        return int(peer("int(open('/proc/self/statm').read().split()[0]) * 4096"))
+
+    few = size_after(count=100, times=1)
+    assert size_after(count=400, times=60) - few < 2 * MIB
+
+
 def test_each_device_pays_for_its_own_nodes(start):
     peer = start("0=1GiB,1=300MiB")
     peer("context(1)")
@@ -409,6 +426,19 @@ def test_memory_of_graphs_goes_with_the_last_context(start):
     other = peer("handles('cuCtxCreate_v2', 0, 0)")
     assert peer(f"call('cuCtxDestroy_v2', c_void_p({other}))") == SUCCESS
     assert charged(peer) == 200 * MIB, "a context remains"
+
+
+def test_a_graph_whose_handle_came_back_is_forgotten(start):
+    peer = start(str(CONTEXT + 160 * MIB))
+    old = executable(peer, 100 * MIB)
+    assert launch(peer, old) == SUCCESS
+    assert peer("call('cuDevicePrimaryCtxReset_v2', 0)") == SUCCESS
+    peer("context(0)")
+    assert executable(peer, 50 * MIB) == old
+    other = executable(peer, 60 * MIB)
+    assert launch(peer, old) == SUCCESS
+    assert launch(peer, other, peer("handles('cuStreamCreate', 0)")) == SUCCESS
+    assert charged(peer) == 110 * MIB
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gigaslice.deviceplugin.origin import plugin
 from gigaslice.kube.decode import parse_pod
 from gigaslice.model import Share
 from tests.fakes.kubeapi import pod_document
-from tests.fakes.nodes import device_allocator, inventory, uuid
+from tests.fakes.nodes import allocation, device_allocator, inventory, uuid
 from tests.fakes.served import start_decider
 
 WHOLE, CLASS = "gigaslice.io/gpu", "gpuclass.gigaslice.io/nvidia.l4"
@@ -29,8 +29,18 @@ def gpus():
 
 
 @pytest.fixture
-def whole(store, gpus, cluster, kubelet, monkeypatch):
+def withheld():
+    """The slices that were withheld, one time after the other."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch):
     monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
+
+
+@pytest.fixture
+def whole(store, gpus, cluster, kubelet, withheld):
     numbers = itertools.count(1)
 
     def new_id():
@@ -38,12 +48,8 @@ def whole(store, gpus, cluster, kubelet, monkeypatch):
 
     allocator = device_allocator(store, gpus, new_id=new_id, whole_resource=WHOLE, whole=True)
     events = PodEvents(allocator, cluster)
-
-    def withhold(device_ids):
-        del device_ids
-
     return WholeGpus(
-        store, allocator, gpus, "env", withhold=withhold, allocated=lambda: None, events=events,
+        store, allocator, gpus, "env", withhold=withheld.append, allocated=lambda: None, events=events,
         starts=start_decider(store, allocator, cluster, events),
         admissions=AdmissionResolver(store, kubelet, cluster, WHOLE, whole=True),
     )  # fmt: skip
@@ -164,3 +170,34 @@ def test_an_init_container_lends_the_gpu_that_the_later_one_has(whole, cluster, 
     asyncio.run(story())
     held = [gpu for one in store.table.allocations for gpu in one.promised]
     assert sorted(held) == names(0, 1)
+
+
+def test_both_lists_follow_the_table_and_the_gpus(whole, cluster, store, gpus, withheld):
+    cluster.put(pod("a", 1))
+    lists = []
+
+    async def settled():
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def story():
+        watchers = list(store.watchers)
+        task = asyncio.create_task(whole.watch(lambda: lists.append(whole.devices())))
+        await settled()
+        await given(whole, 2)
+        await settled()
+        slices = allocation(7, (1, range(2)))
+        store.commit(store.table.with_allocation(slices), [slices])
+        await settled()
+        gpus.replace(inventory(3))
+        await settled()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert store.watchers == watchers, "none is left behind"
+
+    asyncio.run(story())
+    healthy = [[device.id for device in devices if device.healthy] for devices in lists]
+    assert healthy == [names(0, 1, 2, 3), names(0, 2, 3), names(0, 2)], "one is told of when it differs"
+    of_gpu_2 = frozenset(f"{uuid(2)}/{number}" for number in range(24))
+    assert [withheld[0], *map(len, withheld[1:])] == [frozenset(), 24, 24, 24]
+    assert withheld[1] == of_gpu_2
