@@ -121,6 +121,24 @@ def test_places_of_what_is_paid_no_longer_are_free_again(place):
         assert exporter(f"d.release({handle}), d.used()") == [SUCCESS, CONTEXT + BLOCK]
 
 
+def test_what_is_gone_is_noticed_when_the_time_of_another_is_over(place):
+    """The first one's bytes, charged no more and still there, must not stand for those of the second one."""
+    with (
+        place.program(str(CONTEXT + 2 * BLOCK)) as exporter,
+        place.program("2GiB", **other_quota(place)) as importer,
+    ):
+        handle, fd = shared(exporter)
+        taken_in(importer, exporter, fd)
+        assert exporter(f"d.release({handle})") == SUCCESS
+        time.sleep(2)
+        handle, fd = shared(exporter)
+        taken = taken_in(importer, exporter, fd)
+        assert exporter(f"d.release({handle})") == SUCCESS
+        assert eventually(lambda: exporter("d.used()") == CONTEXT + BLOCK)
+        assert importer(f"d.release({taken})") == SUCCESS
+        assert exporter(f"d.create({2 * BLOCK})[0]") == SUCCESS
+
+
 def test_an_exporter_that_sleeps_is_paid_for_no_longer(place):
     """Its charge ends although it makes no call: the processes that share its quota end it."""
     with place.program("2GiB") as exporter, place.program("2GiB") as importer:

@@ -116,6 +116,12 @@ def test_the_least_used_gpu_is_waited_for_when_none_is_free():
     assert ([gpu_tokens.gpu for gpu_tokens in tokens], waiting) == ([uuid(0)], True)
 
 
+def test_in_the_place_of_a_busy_gpu_comes_one_near_the_other_that_was_named():
+    found = table(allocation(1, (2, range(1))))
+    choice = whole_gpus.choose(found, inventory(4, numa=(0, 1, 1, 1)).gpus, 2, [uuid(1), uuid(2)])
+    assert ([gpu.uuid for gpu in choice.gpus], choice.waiting) == ([uuid(1), uuid(3)], False)
+
+
 def test_more_gpus_than_there_are_cannot_be_had():
     assert whole_gpus.choose(table(), inventory().gpus, 3) is None
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from gigaslice.allocation.consumer import ContainerRef
@@ -30,10 +32,17 @@ def test_an_id_twice_is_a_contradiction():
 def test_a_changed_slice_size_counts_old_holds_rounded_up():
     old = allocation(1, (0, range(3)))
     (gpu,) = inventory(1).gpus
-    from dataclasses import replace
-
     (occupant,) = table(old).occupants([replace(gpu, slice_bytes=2 * GIB, slices=12)])
     assert occupant.shares == (Share(uuid(0), 2),)
+
+
+@pytest.mark.parametrize(
+    ("ended", "lent", "keeps"),
+    [(False, 0, True), (False, 1, True), (False, 2, False), (True, 0, False), (True, 2, False)],
+)
+def test_what_is_over_or_has_lent_everything_keeps_nothing(ended, lent, keeps):
+    made = allocation(1, (0, range(2)), ended=ended)
+    assert replace(made, holds=(replace(made.holds[0], lent_bytes=lent * GIB),)).keeps is keeps
 
 
 @pytest.mark.parametrize(
