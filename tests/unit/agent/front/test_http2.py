@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agent.front import grpc as wire
 from agent.front import hpack
 from agent.front.hpack import Decoder, HpackError
-from agent.front.http2 import PREFACE, Connection, Http2Error, MessageReceived
+from agent.front.http2 import MESSAGE_BYTES, PREFACE, Connection, Http2Error, MessageReceived
 
 
 def test_the_code_of_the_standard():
@@ -201,3 +201,17 @@ def test_a_request_that_is_too_large_is_refused_and_the_connection_goes_on():
             assert caught.value.details() == "too large: 4 MiB, 100 %"
             assert call(b"still there", timeout=60) == b"still there"
         server.join(30)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_largest_message_is_received_and_a_byte_more_is_not(more):
+    connection, heard = Connection(), []
+    connection.receive(HEAD + fields_of(1, 0x4))
+    request = wire.packed(bytes(MESSAGE_BYTES + more))
+    for begin in range(0, len(request), 16384):
+        part = request[begin : begin + 16384]
+        flags = begin + len(part) == len(request)
+        heard += connection.receive(len(part).to_bytes(3, "big") + bytes((0, flags, 0, 0, 0, 1)) + part)
+    assert [(message.large, len(message.body)) for message in heard] == [
+        (bool(more), 0 if more else len(request))
+    ]
