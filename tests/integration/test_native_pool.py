@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -147,6 +148,31 @@ def test_a_synchronisation_gives_back(pools, way):
     assert peer(way) == 0
     assert other(f"alloc({500 * MIB})") > 0
     assert peer("used()") == 2 * CONTEXT + 500 * MIB == here.physical()
+
+
+def test_what_waits_behind_a_kernel_is_given_back_when_its_own_stream_is_done(pools):
+    """The other stream's synchronisation came first, and brought nothing back yet."""
+    here = pools()
+    peer = here.peer()
+    peer("globals().update(s=make_stream(1), t=make_stream(1), kernel=function('work_1s'))")
+    block = peer(f"take({28 * CHUNK}, s)")
+    assert peer(f"launch(kernel, s) or give({block}, s) or sync(t)") == 0
+    assert peer("used()") == CONTEXT + 28 * CHUNK == here.physical()
+    assert peer("sync(s)") == 0
+    assert peer("used()") == CONTEXT == here.physical()
+
+
+def test_a_pool_that_has_nothing_to_give_back_is_not_asked_again(pools):
+    """Programs synchronise often: only the first time, after something was freed, costs questions to the driver."""
+    here = pools()
+    peer = here.peer()
+    kept = peer(f"take({MIB})")
+    assert peer(f"give(take({100 * MIB})) or sync()") == 0
+    here.place.fakectl("count", "on")
+    assert [peer("sync()") for _ in range(5)] == [0] * 5
+    assert "cuMemPoolGetAttribute" not in json.loads(here.place.fakectl("state"))["calls"]
+    assert peer(f"give({kept}) or sync()") == 0
+    assert "cuMemPoolGetAttribute" in json.loads(here.place.fakectl("state"))["calls"]
 
 
 def test_what_a_pool_keeps_counts_until_it_is_trimmed(pools):
