@@ -424,6 +424,23 @@ def test_another_context_of_the_device_ends_nothing(pools):
     assert peer("used()") == CONTEXT == here.physical()
 
 
+def test_a_block_that_was_freed_unseen_is_forgotten_with_a_context(pools):
+    """Nothing of the pool is used any more; the next synchronisation brings back what it keeps."""
+    here = pools()
+    peer = here.peer()
+    block = peer(f"take({MIB})")
+    unseen = (
+        "ctypes.CFUNCTYPE(c_int, c_uint64, c_void_p)(__import__('tests.native.programs.vmm', fromlist=['']"
+        ").past_the_hooks(ctypes.CDLL('libcuda.so.1'), 'cuMemFreeAsync'))"
+    )
+    peer("globals().update(first=context(0), second=handles('cuCtxCreate_v2', 0, 0))")
+    assert peer(f"{unseen}({block}, None)") == 0
+    assert peer("call('cuCtxDestroy_v2', c_void_p(second))") == 0
+    peer("call('cuCtxSetCurrent', c_void_p(first))")
+    assert peer("sync()") == 0
+    assert peer("used()") == CONTEXT == here.physical()
+
+
 def test_a_pool_costs_on_its_own_device(pools):
     here = pools("0=1GiB,1=2GiB")
     peer = here.peer()
