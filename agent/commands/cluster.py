@@ -19,7 +19,7 @@ import yaml
 
 from gigaslice.classes.resource_class import ClassError, parse_resource_class
 from gigaslice.cluster.demand import asks_for_gpus
-from gigaslice.cluster.names import ASSIGNMENT, GROUP, RESOURCE_CLASSES
+from gigaslice.cluster.names import GROUP, RESOURCE_CLASSES
 from gigaslice.cluster.offered_units import offered_units
 from gigaslice.cluster.state import ClusterState
 from gigaslice.errors import ConfigError, GigasliceError
@@ -170,11 +170,7 @@ async def read_cluster(client: KubeClient, rights: AnnotationRights | None = Non
     state = content.state
     units = offered_units(filter(None, map(state.hardware, state.nodes)))
     state.units = replace(units, rights=rights or state.agents_rights())
-    content.pods = {
-        uid: pod
-        for uid, pod in content.pods.items()
-        if ASSIGNMENT in pod.annotations or asks_for_gpus(pod, state.units)
-    }
+    content.pods = {uid: pod for uid, pod in content.pods.items() if asks_for_gpus(pod, state.units)}
     for pod in content.pods.values():  # when classes are known: pods without an assignment are placed by them
         state.put_pod(pod)
     return content
@@ -204,7 +200,7 @@ async def _pods(client: KubeClient, content: ClusterContent) -> None:
                     )
                 continue
             content.names[pod.uid] = str(pod)
-            if ASSIGNMENT in pod.annotations or any(container.requests for container in pod.containers):
+            if any(container.requests for container in pod.containers):
                 content.pods[pod.uid] = pod
                 content.created[pod.uid] = pod.created
     except ApiFailure as error:

@@ -14,12 +14,13 @@ from gigaslice.cluster.asked_part import asked_part
 from gigaslice.cluster.assignment import Assignment, AssignmentError
 from gigaslice.cluster.demand import ClusterUnits, PodDemand, asks_for_gpus
 from gigaslice.cluster.hardware import Hardware, HardwareKinds, NodeRoom
+from gigaslice.cluster.holding import Holding, PodConsumer
 from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.cluster.node_record import NodeFacts, NodeRecord
 from gigaslice.cluster.pod_holdings import (
     ContainerTraits,
-    PodHoldings,
-    holdings_of,
+    pod_holding,
+    shares_of,
     traits_of_demand,
     traits_of_pod,
 )
@@ -75,26 +76,16 @@ class ClusterContents(ABC):
         return AnnotationRights.CHECKED if 2 * checked > total else AnnotationRights.REFUSE
 
     def holders(self, node: str) -> tuple[GpuHolders, ...]:
-        """Returns the GPUs of a node by index with the pods on them; empty where they are not known."""
+        """Returns the GPUs of a node by index with what is held of them; empty where they are not known."""
         record = self._nodes.get(node)
         if record is None:
             return ()
         on: list[list[GpuHolder]] = [[] for _ in record.gpus]
-        for pod_holdings in sorted(record.holdings(), key=lambda pod_holdings: pod_holdings.uid):
-            for share in pod_holdings.shares:
+        for holding in sorted(record.holdings(), key=lambda holding: holding.id):
+            for share in holding.shares:
                 gpu = record.positions.get(share.gpu)
                 if gpu is not None:
-                    on[gpu].append(
-                        GpuHolder(
-                            pod_holdings.uid,
-                            share.slices,
-                            share.cores,
-                            pod_holdings.namespace,
-                            pod_holdings.name,
-                            pod_holdings.priority,
-                            pod_holdings.reserved,
-                        )
-                    )
+                    on[gpu].append(GpuHolder(holding, share.slices, share.cores))
         return tuple(
             GpuHolders(
                 gpu,
@@ -102,6 +93,16 @@ class ClusterContents(ABC):
                 tuple(holders),
             )
             for gpu, holders in zip(record.gpus, on, strict=True)
+        )
+
+    def pods_with_gpus(self, node: str) -> frozenset[str]:
+        """Returns the UIDs of the pods that have GPUs of a node, or will."""
+        record = self._nodes.get(node)
+        return frozenset(
+            uid
+            for holding in (() if record is None else record.holdings())
+            if record is not None and any(share.gpu in record.positions for share in holding.shares)
+            for uid in holding.uids
         )
 
     def hardware(self, node: str) -> Hardware | None:
@@ -151,8 +152,7 @@ class ClusterContents(ABC):
             return
         if not pod.node:
             return
-        assignment = self._assignment(pod) if pod.readable else None
-        counts = assignment is not None or not pod.readable or asks_for_gpus(pod, self.units)
+        counts = not pod.readable or asks_for_gpus(pod, self.units)
         before = self._node_of.get(pod.uid)
         if before is not None and (before != pod.node or not counts):
             self._take_off(pod.uid, before)
@@ -167,20 +167,27 @@ class ClusterContents(ABC):
             self._put_unread(record, pod.uid)
             return
         record.unread.discard(pod.uid)
-        if assignment is None:
-            if self._unassigned.get(pod.uid) == pod or pod.uid in record.bound:
-                return  # one that has lost its assignment keeps what its agent gave it by that
-            self._unassigned[pod.uid] = pod
-            record.pending[pod.uid] = pod
-        else:
+        assignment = self._assignment(pod)
+        if assignment is not None:
             self._unassigned.pop(pod.uid, None)
             record.pending.pop(pod.uid, None)
-            shares = holdings_of(assignment, self.traits_of(pod))
-            held = PodHoldings(pod.uid, shares, pod.namespace, pod.name, pod.priority)
-            if record.bound.get(pod.uid) == held:
-                return
-            record.bound[pod.uid] = held
-        self._changed(record)
+            self.put_holding(pod.node, pod_holding(pod, shares_of(assignment, self.traits_of(pod))))
+        elif self._unassigned.get(pod.uid) != pod and pod.uid not in record.bound:
+            # One that has lost its assignment keeps what its agent gave it by that.
+            self._unassigned[pod.uid] = pod
+            record.pending[pod.uid] = pod
+            self._changed(record)
+
+    def put_holding(self, node: str, holding: Holding) -> None:
+        """Counts what is held on a node, as it is now, until it is taken away."""
+        before = self._node_of.get(holding.id, node)
+        if before != node:
+            self._take_off(holding.id, before)
+        record = self._record(node)
+        self._node_of[holding.id] = node
+        if record.bound.get(holding.id) != holding:
+            record.bound[holding.id] = holding
+            self._changed(record)
 
     def _put_unread(self, record: NodeRecord, uid: str) -> None:
         """Counts a bound pod that cannot be read: as it was, and where that is not known the node gets nothing new."""
@@ -191,9 +198,13 @@ class ClusterContents(ABC):
     def drop_pod(self, uid: str) -> None:
         """Takes a pod away."""
         self._drop_reservation(uid)
-        node = self._node_of.pop(uid, None)
+        self.drop_holding(uid)
+
+    def drop_holding(self, name: str) -> None:
+        """Takes away what was counted by this id."""
+        node = self._node_of.get(name)
         if node is not None:
-            self._take_off(uid, node)
+            self._take_off(name, node)
 
     def put_class(self, resource_class: ResourceClass) -> None:
         """Takes a class as it is now. Pods that are bound stay where they are."""
@@ -224,7 +235,8 @@ class ClusterContents(ABC):
         traits = traits_of_demand(demand) if demand is not None else ()
         if demand is not None:
             self._traits[uid] = traits
-        record.reserved[uid] = PodHoldings(uid, holdings_of(assignment, traits), reserved=True)
+        shares = shares_of(assignment, traits)
+        record.reserved[uid] = Holding(uid, shares, (PodConsumer(uid),), reserved=True)
         self._reserved_on[uid] = node
         self._changed(record)
 

@@ -26,6 +26,7 @@ from gigaslice.model import (
     annotations_by_container,
     parse_options,
 )
+from gigaslice.model.pod import is_of
 from gigaslice.text import plain
 from gigaslice.units import parse_bytes
 
@@ -60,7 +61,7 @@ class ClusterUnits:
 
     def is_memory(self, resource: str) -> bool:
         """Whether a resource counts slices."""
-        return resource == self.memory_resource or resource.startswith(self.memory_resource + ".")
+        return is_of(resource, self.memory_resource)
 
     def counts(self, resource: str) -> bool:
         """Whether a resource counts slices or whole GPUs."""
@@ -135,7 +136,7 @@ _UNITS = ClusterUnits()
 
 
 def asks_for_gpus(pod: Pod, units: ClusterUnits = _UNITS) -> bool:
-    """Whether a pod asks for GPUs at all, rightly or not."""
+    """Whether a pod asks for GPUs at all, rightly or not: only such pods count. An assignment alone is no request."""
     return any(_asked(container, units) for container in pod.containers)
 
 

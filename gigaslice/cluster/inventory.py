@@ -115,10 +115,8 @@ class NodeInventory:
                 document[name] = {uid: [index[gpu] for gpu in recorded[uid]] for uid in sorted(recorded)}
         if self.held:
             document["held"] = {
-                pod_holdings.name: [
-                    [index[share.gpu], share.slices, share.cores] for share in pod_holdings.shares
-                ]
-                for pod_holdings in sorted(self.held, key=lambda pod_holdings: pod_holdings.name)
+                occupant.name: [[index[share.gpu], share.slices, share.cores] for share in occupant.shares]
+                for occupant in sorted(self.held, key=lambda occupant: occupant.name)
             }
         return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
 

@@ -103,7 +103,7 @@ def _node(state: ClusterState, name: str) -> NodeState | None:
     gpus = []
     for gpu_holders, room in zip(state.holders(name), state.room(name), strict=True):
         for holder in gpu_holders.holders:
-            shares.setdefault(holder.uid, []).append(
+            shares.setdefault(holder.holding.id, []).append(
                 Share(gpu_holders.gpu.gpu.uuid, holder.slices, holder.cores)
             )
         shut = gpu_holders.free > 0 and room.free == 0  # one pod's alone, or unhealthy

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 from gigaslice.cluster.hardware import NOTHING, GpuRoom, Hardware, HardwareKinds, NodeKind, NodeRoom
+from gigaslice.cluster.holding import HeldShare, Holding, PodConsumer
 from gigaslice.cluster.inventory import InventoryFormatError, InventoryGpu, NodeInventory
-from gigaslice.cluster.pod_holdings import HeldShare, PodHoldings
 from gigaslice.cluster.refusal import RefusalReason
 from gigaslice.model import CORES_PER_GPU, AnnotationRights, Infeasible, Pod, RequestOptions
 
@@ -74,7 +74,7 @@ class NodeRecord:
         listed: What the agent says is held, of pods without an assignment.
         exclusive: The GPUs that a pod was given for itself, by UID, where its agent says so of a pod.
         lent: The same for GPUs whose lent host memory it may use.
-        bound: What bound pods hold by their assignments, by UID.
+        bound: What is held by assignments, by the holding's id.
         pending: Bound pods without an assignment, by UID.
         unplaced: What is counted for them, by UID.
         reserved: What is chosen for pods that are not bound yet, by UID.
@@ -91,13 +91,13 @@ class NodeRecord:
     rights: AnnotationRights = AnnotationRights.REFUSE
     positions: Mapping[str, int] = field(default_factory=dict)
     unhealthy: int = 0
-    listed: tuple[PodHoldings, ...] = ()
+    listed: tuple[Holding, ...] = ()
     exclusive: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    bound: dict[str, PodHoldings] = field(default_factory=dict)
+    bound: dict[str, Holding] = field(default_factory=dict)
     pending: dict[str, Pod] = field(default_factory=dict)
-    unplaced: dict[str, PodHoldings] = field(default_factory=dict)
-    reserved: dict[str, PodHoldings] = field(default_factory=dict)
+    unplaced: dict[str, Holding] = field(default_factory=dict)
+    reserved: dict[str, Holding] = field(default_factory=dict)
     unread: set[str] = field(default_factory=set)
     masks: dict[str, int] = field(default_factory=dict)
     room: NodeRoom | None = None
@@ -107,24 +107,22 @@ class NodeRecord:
         """Its GPUs without their names; None where they are not known."""
         return self.kind.hardware if self.kind is not None else None
 
-    def holdings(self) -> list[PodHoldings]:
-        """Returns everything that counts, each pod once.
+    def holdings(self) -> list[Holding]:
+        """Returns everything that counts, each holding once.
 
         A pod counts by its assignment, and by what its agent lists where that is not what it was assigned: then its
         annotation says something else than its agent has recorded.
         """
-        by_uid = dict(self.reserved)
-        by_uid.update(self.unplaced)
-        by_uid.update(self.bound)
+        by_id = {**self.reserved, **self.unplaced, **self.bound}
         for listed in self.listed:
-            counted = by_uid.get(listed.uid)
-            by_uid[listed.uid] = (
+            counted = by_id.get(listed.id)
+            by_id[listed.id] = (
                 listed if counted is None or counted.reserved else replace(counted, shares=listed.shares)
             )
-        for uid in {*self.exclusive, *self.lent} if self.exclusive or self.lent else ():
-            if uid in by_uid:
-                by_uid[uid] = self._as_recorded(by_uid[uid])
-        return list(by_uid.values())
+        for name in {*self.exclusive, *self.lent} if self.exclusive or self.lent else ():
+            if name in by_id:
+                by_id[name] = self._as_recorded(by_id[name])
+        return list(by_id.values())
 
     def closed(self, without: Collection[str] = ()) -> bool:
         """Whether a pod is on it of which neither an assignment nor the agent says what it holds.
@@ -132,21 +130,21 @@ class NodeRecord:
         Args:
             without: UIDs of pods to be left out of account.
         """
-        if not self.unread:
-            return False
-        return bool(self.unread.difference(without, (pod_holdings.uid for pod_holdings in self.listed)))
+        return bool(self.unread) and bool(
+            self.unread.difference(without, (holding.id for holding in self.listed))
+        )
 
-    def _as_recorded(self, pod_holdings: PodHoldings) -> PodHoldings:
-        """Returns what a pod holds with what its agent has recorded of it, whatever its annotations say by now."""
-        alone, host = self.exclusive.get(pod_holdings.uid), self.lent.get(pod_holdings.uid)
+    def _as_recorded(self, holding: Holding) -> Holding:
+        """Returns a holding with what its agent has recorded of it, whatever annotations say by now."""
+        alone, host = self.exclusive.get(holding.id), self.lent.get(holding.id)
         shares = (
             share._replace(
                 exclusive=share.exclusive if alone is None else share.gpu in alone,
                 host=share.host if host is None else share.gpu in host,
             )
-            for share in pod_holdings.shares
+            for share in holding.shares
         )
-        return replace(pod_holdings, shares=tuple(shares))
+        return replace(holding, shares=tuple(shares))
 
     def current_room(self) -> NodeRoom:
         """Returns what is left on its GPUs."""
@@ -163,10 +161,10 @@ class NodeRecord:
         used, real, cores = [0] * size, [0] * size, [0] * size
         held, shut = 0, hardware.all_gpus if self.closed(uids) else self.unhealthy
         positions, lends = self.positions, hardware.lends
-        for holdings in self.holdings():
-            if holdings.uid in uids:
+        for holding in self.holdings():
+            if uids and holding.ends_with(uids):
                 continue
-            for uuid, slices, share, exclusive, host in holdings.shares:
+            for uuid, slices, share, exclusive, host in holding.shares:
                 gpu = positions.get(uuid)
                 if gpu is None:
                     continue
@@ -206,11 +204,12 @@ class NodeRecord:
         self.positions = {gpu.gpu.uuid: number for number, gpu in enumerate(self.gpus)}
         self.unhealthy = sum(1 << number for number, gpu in enumerate(self.gpus) if gpu.unhealthy)
         self.listed = tuple(
-            PodHoldings(
-                pod_holdings.name,
-                tuple(HeldShare(share.gpu, share.slices, share.cores) for share in pod_holdings.shares),
+            Holding(
+                occupant.name,
+                tuple(HeldShare(share.gpu, share.slices, share.cores) for share in occupant.shares),
+                (PodConsumer(occupant.name),),  # as far as is known here: a pod that nothing has shown yet
             )
-            for pod_holdings in inventory.held
+            for occupant in inventory.held
         )
         in_order = order == list(range(len(order)))
         hardware = kinds.kind(

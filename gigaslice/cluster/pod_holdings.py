@@ -1,12 +1,12 @@
-"""What a bound pod holds of GPUs, from its assignment: the most that its containers have at a time, per GPU. Pure."""
+"""What a pod holds of GPUs, from its assignment: the most that its containers have at a time, per GPU. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.demand import PodDemand
+from gigaslice.cluster.holding import HeldShare, Holding, PodConsumer
 from gigaslice.model import (
     AnnotationRights,
     ContainerKind,
@@ -21,43 +21,11 @@ __all__ = [
     "EXCLUSIVE",
     "OVERSUBSCRIBE",
     "ContainerTraits",
-    "HeldShare",
-    "PodHoldings",
-    "holdings_of",
+    "pod_holding",
+    "shares_of",
     "traits_of_demand",
     "traits_of_pod",
 ]
-
-
-class HeldShare(NamedTuple):
-    """What a pod holds of one GPU. exclusive: no other pod gets any of it. host: it may use lent host memory."""
-
-    gpu: str
-    slices: int
-    cores: int = 0
-    exclusive: bool = False
-    host: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PodHoldings:
-    """A pod that counts on a node.
-
-    Attributes:
-        uid: Its UID, or what the agent calls the holder.
-        shares: One per GPU.
-        namespace: Empty where the pod is not known.
-        name: The same.
-        priority: For preemption.
-        reserved: It is not bound yet.
-    """
-
-    uid: str
-    shares: tuple[HeldShare, ...]
-    namespace: str = ""
-    name: str = ""
-    priority: int = 0
-    reserved: bool = False
 
 
 class ContainerTraits(NamedTuple):
@@ -98,7 +66,12 @@ def traits_of_demand(demand: PodDemand) -> tuple[ContainerTraits, ...]:
     )
 
 
-def holdings_of(assignment: Assignment, traits: tuple[ContainerTraits, ...]) -> tuple[HeldShare, ...]:
+def pod_holding(pod: Pod, shares: tuple[HeldShare, ...]) -> Holding:
+    """Returns the holding of a bound pod that asks for GPUs by itself: nobody else uses it."""
+    return Holding(pod.uid, shares, (PodConsumer(pod.uid, pod.namespace, pod.name, pod.priority),))
+
+
+def shares_of(assignment: Assignment, traits: tuple[ContainerTraits, ...]) -> tuple[HeldShare, ...]:
     """Returns the most that the containers of a pod hold of each GPU at a time.
 
     Init containers count beside the sidecars before them; a container that the pod does not name counts as one that

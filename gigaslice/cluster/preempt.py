@@ -49,10 +49,11 @@ def victims(
     levels: dict[int, set[str]] = {}
     for gpu in state.holders(node):
         for holder in gpu.holders:
-            named = holder.name and not holder.reserved and holder.uid not in gone
-            if named and holder.priority < priority and (candidates is None or holder.uid in candidates):
-                slices[holder.uid] = slices.get(holder.uid, 0) + holder.slices
-                levels.setdefault(holder.priority, set()).add(holder.uid)
+            for pod in holder.holding.consumers:
+                named = pod.name and not holder.holding.reserved and pod.uid not in gone
+                if named and pod.priority < priority and (candidates is None or pod.uid in candidates):
+                    slices[pod.uid] = slices.get(pod.uid, 0) + holder.slices
+                    levels.setdefault(pod.priority, set()).add(pod.uid)
     tries = 0
 
     def fits(out: frozenset[str]) -> bool:

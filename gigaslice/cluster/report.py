@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gigaslice.cluster.demand import ContainerDemand, PodDemand
 from gigaslice.cluster.hardware import Hardware
+from gigaslice.cluster.holding import HeldShare
 from gigaslice.cluster.node_record import NodeRecord
-from gigaslice.cluster.pod_holdings import HeldShare
 from gigaslice.cluster.problem import ContainerBlock, NodeProblem
 from gigaslice.cluster.refusal import GpuReport, NodeReport, Refusal, RefusalReason
 from gigaslice.model import CORES_PER_GPU
@@ -27,7 +27,7 @@ def node_report(
         for holding in record.holdings():
             for share in holding.shares:
                 if share.gpu in record.positions:
-                    on[record.positions[share.gpu]].append((holding.uid, share))
+                    on[record.positions[share.gpu]].append((holding.id, share))
         gpus = tuple(_gpu(record, demand, problem, number, held) for number, held in enumerate(on))
     return NodeReport(
         facts.name,
@@ -67,7 +67,7 @@ def _gpu(
         max(0, inventory_gpu.gpu.slices - sum(share.slices for _, share in holders)),
         max(0, CORES_PER_GPU - sum(share.cores for _, share in holders)),
         "" if not all(whys) else whys[0],
-        tuple(sorted(uid for uid, _ in holders)),
+        tuple(sorted(name for name, _ in holders)),
     )
 
 

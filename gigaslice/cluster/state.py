@@ -16,13 +16,10 @@ from gigaslice.cluster.contents import ClusterContents
 from gigaslice.cluster.demand import ClusterUnits, PodDemand, demand_of, names_class
 from gigaslice.cluster.demand_cache import DemandCache
 from gigaslice.cluster.hardware import NodeRoom
+from gigaslice.cluster.holding import HeldShare
 from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.cluster.node_record import NodeFacts, NodeRecord
-from gigaslice.cluster.pod_holdings import (
-    HeldShare,
-    PodHoldings,
-    holdings_of,
-)
+from gigaslice.cluster.pod_holdings import pod_holding, shares_of
 from gigaslice.cluster.problem import NodeProblem
 from gigaslice.cluster.refusal import NodeReport, Refusal, RefusalReason
 from gigaslice.cluster.report import node_report
@@ -212,14 +209,14 @@ class ClusterState(ClusterContents):
         record.unplaced.clear()
         if not record.pending:
             return
-        listed = {pod_holdings.uid: pod_holdings for pod_holdings in record.listed}
+        listed = {holding.id: holding for holding in record.listed}
         for pod in sorted(record.pending.values(), key=lambda pod: (pod.created, pod.uid)):
             if pod.uid in listed:
                 shares = listed[pod.uid].shares
             else:
                 record.room = None
                 shares = self._as_the_agent(record, pod)
-            record.unplaced[pod.uid] = PodHoldings(pod.uid, shares, pod.namespace, pod.name, pod.priority)
+            record.unplaced[pod.uid] = pod_holding(pod, shares)
 
     def _as_the_agent(self, record: NodeRecord, pod: Pod) -> tuple[HeldShare, ...]:
         if names_class(pod) and ASSIGNMENT not in pod.annotations:
@@ -228,7 +225,7 @@ class ClusterState(ClusterContents):
         if record.problem is None and isinstance(demand, PodDemand):
             assigned = choose_gpus(self._problem(demand, record), record.current_room(), self.policy)
             if assigned is not None:
-                return holdings_of(_named(record, demand, assigned), self.traits_of(pod))
+                return shares_of(_named(record, demand, assigned), self.traits_of(pod))
         slices = pod.most_at_once(self.units.memory_resource)
         return record.wherever_there_is_room(slices)
 

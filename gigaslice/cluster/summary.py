@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gigaslice.cluster.holding import Holding
 from gigaslice.cluster.inventory import InventoryGpu
 
 __all__ = ["ClassOnNode", "ClassStatus", "GpuHolder", "GpuHolders"]
@@ -11,20 +12,16 @@ __all__ = ["ClassOnNode", "ClassStatus", "GpuHolder", "GpuHolders"]
 
 @dataclass(frozen=True, slots=True)
 class GpuHolder:
-    """One pod on a GPU. namespace and name are empty where only the agent names it. reserved: it is not bound yet."""
+    """What one holding has of a GPU."""
 
-    uid: str
+    holding: Holding
     slices: int
     cores: int
-    namespace: str = ""
-    name: str = ""
-    priority: int = 0
-    reserved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GpuHolders:
-    """One GPU and the pods on it. free: slices without a holder, also while it is unhealthy."""
+    """One GPU and what is held of it. free: slices without a holder, also while it is unhealthy."""
 
     gpu: InventoryGpu
     free: int

@@ -20,7 +20,7 @@ from gigaslice.classes.resource_class import (
 )
 from gigaslice.cluster.demand import asks_for_gpus
 from gigaslice.cluster.inventory import NodeInventory
-from gigaslice.cluster.names import ASSIGNMENT, EXTENDED_RESOURCES, RESOURCE_CLASSES
+from gigaslice.cluster.names import EXTENDED_RESOURCES, RESOURCE_CLASSES
 from gigaslice.cluster.state import ClusterState, NodeFacts
 from gigaslice.controller.object_plan import WriteKind
 from gigaslice.controller.object_table import ObjectTable, PackedObject
@@ -101,7 +101,7 @@ class ClusterFeed:
         self.state = state
         self.nodes: dict[str, WatchedNode] = {}
         self.pods: dict[str, Pod] = {}
-        """Those with GPUs, or that ask for some, and that have not ended."""
+        """Those that ask for GPUs, and that have not ended."""
         self.class_mistakes: dict[str, str] = {}
         self.changes = 0
         """Grows with everything that is seen."""
@@ -213,9 +213,9 @@ class ClusterFeed:
     # --- pods ---------------------------------------------------------------------------------------------------
 
     def _parse_pod(self, document: Mapping[str, Any]) -> Pod | None:
-        """Pods that ask for GPUs, or have some. The others are thousands, and of no matter here."""
+        """Pods that ask for GPUs. The others are thousands, and of no matter here."""
         pod = parse_pod(document)
-        return pod if ASSIGNMENT in pod.annotations or asks_for_gpus(pod, self.state.units) else None
+        return pod if asks_for_gpus(pod, self.state.units) else None
 
     def _pod_seen(self, pod: Pod) -> None:
         self.changes += 1

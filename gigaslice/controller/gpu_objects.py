@@ -41,7 +41,7 @@ class GpuPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PodOnGpu:
-    """A pod's part of a GPU. running: its containers have started."""
+    """A pod's part of a GPU. running: its containers have started. holding: what it shares with other pods, if any."""
 
     uid: str
     namespace: str
@@ -49,6 +49,7 @@ class PodOnGpu:
     slices: int
     cores: int = 0
     running: bool = False
+    holding: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def _lost(node: ReportingNode, gpu: str, present: StoredObject, reason: str) -> 
 
 
 def _status(phase: GpuPhase, reason: str, holders: Sequence[PodOnGpu], slice_bytes: int) -> dict[str, Any]:
-    slices = sum(holder.slices for holder in holders)
+    slices = sum({holder.holding or holder.uid: holder.slices for holder in holders}.values())
     used: dict[str, Any] = {"slices": slices}
     if slice_bytes:
         used["memory"] = f"{slices * slice_bytes // _MIB}MiB"

@@ -150,9 +150,18 @@ class ObjectReconciler:
             return None
         holders = {
             gpu_holders.gpu.gpu.uuid: [
-                PodOnGpu(pod.uid, pod.namespace, pod.name, pod.slices, pod.cores, self._runs(pod.uid))
-                for pod in gpu_holders.holders
-                if not pod.reserved
+                PodOnGpu(
+                    pod.uid,
+                    pod.namespace,
+                    pod.name,
+                    holder.slices,
+                    holder.cores,
+                    self._runs(pod.uid),
+                    holder.holding.id,
+                )
+                for holder in gpu_holders.holders
+                for pod in holder.holding.consumers
+                if not holder.holding.reserved
             ]
             for gpu_holders in self._feed.state.holders(name)
             if gpu_holders.holders

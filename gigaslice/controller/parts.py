@@ -219,7 +219,7 @@ class ControllerParts:
             for gpu_holders in self.state.holders(name):
                 gpu, held = (
                     gpu_holders.gpu.gpu,
-                    min(gpu_holders.gpu.gpu.slices, sum(pod.slices for pod in gpu_holders.holders)),
+                    min(gpu_holders.gpu.gpu.slices, sum(holder.slices for holder in gpu_holders.holders)),
                 )
                 state = (
                     "unhealthy"

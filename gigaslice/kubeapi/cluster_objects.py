@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from gigaslice.cluster.demand import ClusterUnits, asks_for_gpus
-from gigaslice.cluster.names import ASSIGNMENT, GROUP, INVENTORY, RESOURCE_CLASSES, VERSION
+from gigaslice.cluster.names import GROUP, INVENTORY, RESOURCE_CLASSES, VERSION
 from gigaslice.cluster.node_record import NodeFacts
 from gigaslice.kube.decode import parse_pod, unread_pod
 from gigaslice.kube.fields import object_at, objects_at, text_at
@@ -65,7 +65,7 @@ def node_facts(document: Mapping[str, Any]) -> NodeFacts:
 def gpu_pod(document: Mapping[str, Any], units: ClusterUnits = _UNITS) -> Pod | None:
     """Returns the pod, without what others have written to it; None for one that has nothing to do with GPUs."""
     pod = parse_pod(document)
-    if pod.terminal or not (ASSIGNMENT in pod.annotations or asks_for_gpus(pod, units)):
+    if pod.terminal or not asks_for_gpus(pod, units):
         return None
     return replace(
         pod,

@@ -3,13 +3,18 @@
 A value, cut down to what decisions need. `gigaslice.kube.decode` makes it from the API server's JSON.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from gigaslice.model.csi_volume import CsiVolume
 
 _MIRROR = "kubernetes.io/config.mirror"
+
+
+def is_of(resource: str, name: str) -> bool:
+    """Whether a resource is the one of that name, or counts its GPUs of one type: "NAME.TYPE"."""
+    return resource == name or resource.startswith(f"{name}.")
 
 
 class ContainerKind(Enum):
@@ -29,6 +34,10 @@ class PodContainer:
     name: str
     kind: ContainerKind = ContainerKind.APP
     requests: Mapping[str, int] = field(default_factory=dict)
+
+    def asks_for(self, names: Collection[str]) -> bool:
+        """Whether it asks for one of these resources, or for GPUs of one type of them."""
+        return any(is_of(resource, name) for resource in self.requests for name in names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,8 +133,7 @@ class Nominations:
         return None if isinstance(chosen, Refusal) else chosen
 
     def _ending(self, node: str, priority: int) -> set[str]:
-        uids = {holder.uid for gpu in self._state.holders(node) for holder in gpu.holders}
-        pods = [self._known[uid] for uid in uids if uid in self._known]
+        pods = [self._known[uid] for uid in self._state.pods_with_gpus(node) if uid in self._known]
         return {pod.uid for pod in pods if pod.ending and pod.priority < priority}
 
     def _give_up(self, uid: str) -> None:

@@ -227,7 +227,7 @@ class Placer:
             if self.state.refusal(demand, node) is None:
                 victims_by_node[node] = tuple(uids)  # GPUs are not what is missing
                 continue
-            holders = {holder.uid for gpu in self.state.holders(node) for holder in gpu.holders}
+            holders = self.state.pods_with_gpus(node)
             required = [uid for uid in uids if uid not in holders]  # for other resources
             chosen = victims(self.state, demand, node, pod.priority, required=required)
             if chosen:

@@ -10,6 +10,7 @@ from gigaslice.classes.selector import Operator, Requirement
 from gigaslice.cluster.defragment import Steps, finished
 from gigaslice.cluster.hardware import Hardware
 from gigaslice.cluster.state import ClusterState
+from gigaslice.cluster.summary import GpuHolder
 from gigaslice.model import NodeState, Pod
 from gigaslice.placement.tree import bits, build_tree
 from gigaslice.units import format_bytes
@@ -115,10 +116,7 @@ def _node(state: ClusterState, name: str, links: _Links, names: Mapping[str, str
             gpu_holders.gpu.gpu.slice_bytes,
             gpu_holders.gpu.unhealthy,
             gpu_holders.gpu.gpu.numa_node,
-            tuple(
-                _holder(holder.uid, holder.namespace, holder.name, holder.slices, holder.cores, names)
-                for holder in gpu_holders.holders
-            ),
+            tuple(_holder(holder, names) for holder in gpu_holders.holders),
         )
         for gpu_holders in holders
     )
@@ -126,12 +124,12 @@ def _node(state: ClusterState, name: str, links: _Links, names: Mapping[str, str
     return NodeView(name, gpus, links.of(state.hardware(name)), facts.schedulable, facts.ready, problem)
 
 
-def _holder(  # noqa: PLR0917  (what a holder is made of)
-    uid: str, namespace: str, name: str, slices: int, cores: int, names: Mapping[str, str]
-) -> HolderView:
+def _holder(holder: GpuHolder, names: Mapping[str, str]) -> HolderView:
+    pods = [pod for pod in holder.holding.consumers if pod.name]
+    namespace, name = pods[0].namespace if pods else "", ", ".join(pod.name for pod in pods)
     if not name:
-        namespace, _, name = names.get(uid, f"/{uid}").rpartition("/")
-    return HolderView(namespace, name, slices, cores)
+        namespace, _, name = names.get(holder.holding.id, f"/{holder.holding.id}").rpartition("/")
+    return HolderView(namespace, name, holder.slices, holder.cores)
 
 
 class _Links:

@@ -167,7 +167,7 @@ def _held(state: ClusterState, pod: Pod) -> list[str]:
         return lines
     for uuid, gpu_holders in on_node.items():
         gpu = gpu_holders.gpu.gpu
-        slices = sum(holder.slices for holder in gpu_holders.holders if holder.uid == pod.uid)
+        slices = sum(holder.slices for holder in gpu_holders.holders if pod.uid in holder.holding.uids)
         if slices:
             lines.append(f"{format_bytes(slices * gpu.slice_bytes)} of GPU{gpu.index} {gpu.model} ({uuid})")
     return lines

@@ -74,7 +74,7 @@ def _pods(state: ClusterState, demand: PodDemand, reports: Sequence[NodeReport])
     """Single pods whose end would make room, those that hold the least first."""
     candidates = sorted(
         (
-            (holder.slices, report.node, holder.uid, gpu, holder)
+            (holder.slices, report.node, holder.holding.id, gpu, holder.holding)
             for report in reports
             if report.refusal is not None
             and not report.refusal.permanent
@@ -85,16 +85,15 @@ def _pods(state: ClusterState, demand: PodDemand, reports: Sequence[NodeReport])
         key=lambda candidate: candidate[:4],
     )
     suggestions, tried = list[str](), set[str]()
-    for slices, node, uid, gpu, holder in candidates:
-        if uid in tried:
+    for slices, node, name, gpu, holding in candidates:
+        if name in tried:
             continue
         if len(tried) == _TRIES or len(suggestions) == _SAID:
             break
-        tried.add(uid)
-        if state.refusal(demand, node, without=(uid,)) is None:
-            name = f"{holder.namespace}/{holder.name}" if holder.name else uid
+        tried.add(name)
+        if state.refusal(demand, node, without=holding.uids) is None:
             size = format_bytes(slices * state.units.slice_bytes)
-            suggestions.append(f"pod {name} ending: it has {size} of GPU{gpu} of {node}")
+            suggestions.append(f"pod {holding.title} ending: it has {size} of GPU{gpu} of {node}")
     return suggestions
 
 

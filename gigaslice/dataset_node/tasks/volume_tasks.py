@@ -359,12 +359,5 @@ def _all_wait_for_gate(pod: Pod, name: str, guarded: Sequence[str]) -> bool:
     volumes = [volume for volume in pod.volumes_of(DATASET_DRIVER) if volume.name == name]
     if not volumes or not volumes[0].mounted_by:
         return False
-    requests = {container.name: container.requests for container in pod.containers}
-    return all(
-        any(
-            asked == resource or asked.startswith(f"{resource}.")
-            for asked in requests.get(container, {})
-            for resource in guarded
-        )
-        for container in volumes[0].mounted_by
-    )
+    waiting = {container.name for container in pod.containers if container.asks_for(guarded)}
+    return waiting.issuperset(volumes[0].mounted_by)

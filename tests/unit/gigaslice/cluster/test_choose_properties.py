@@ -282,8 +282,8 @@ def test_nothing_is_promised_twice(data: st.DataObject) -> None:
         for held in state.holders("n"):
             gpu = held.gpu.gpu.index
             assert sum(one.slices for one in held.holders) <= held.gpu.gpu.slices
-            assert len({one.uid for one in held.holders}) == len(held.holders)
-            holders[gpu] = {one.uid for one in held.holders}
+            assert len({one.holding.id for one in held.holders}) == len(held.holders)
+            holders[gpu] = {one.holding.id for one in held.holders}
             assert all(one.cores <= 100 for one in held.holders)
         for (rule, _), name in zip(asked, answer.containers, strict=True):
             for share in answer.containers[name]:

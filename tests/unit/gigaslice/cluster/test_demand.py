@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gigaslice.classes.resource_class import ClassShare, ResourceClass
 from gigaslice.cluster.demand import ClassUnits, ClusterUnits, PodDemand, asks_for_gpus, demand_of
 from gigaslice.cluster.refusal import Refusal, RefusalReason
+from gigaslice.cluster.state import ClusterState
 from gigaslice.model import ContainerKind, Pod, PodContainer
-from tests.unit.gigaslice.cluster.clusters import CHECKED, GIB, container, pod
+from tests.unit.gigaslice.cluster.clusters import CHECKED, GIB, bound, container, facts, pod
 
 CLASSES = {
     "h100": ResourceClass("h100"),
@@ -31,6 +34,31 @@ def units_of(one: PodContainer, **annotations: str) -> tuple[ClassUnits, ...]:
 def test_a_pod_that_asks_for_nothing() -> None:
     one = pod("x", PodContainer("main", requests={"nvidia.com/gpu": 1}))
     assert not of(one).any and not asks_for_gpus(one)
+
+
+def test_an_assignment_alone_is_no_request() -> None:
+    written = bound("x", "n", (0, 8))
+    assert asks_for_gpus(written)
+    alone = replace(written, containers=(PodContainer("main"),))
+    state = ClusterState(CHECKED)
+    state.put_node(facts("n"))
+    state.put_pod(alone)
+    assert not asks_for_gpus(alone) and state.unused("n")
+
+
+@pytest.mark.parametrize(
+    ("resource", "counts"),
+    [
+        ("gigaslice.io/vgpu-memory", True),
+        ("gigaslice.io/vgpu-memory.t4", True),
+        ("gigaslice.io/vgpu-memory-2", False),
+        ("gigaslice.io/gpu", True),
+        ("gpuclass.gigaslice.io/t4", True),
+        ("nvidia.com/gpu", False),
+    ],
+)
+def test_a_pod_counts_by_what_it_asks_for(resource: str, counts: bool) -> None:
+    assert asks_for_gpus(pod("x", PodContainer("main", requests={resource: 1}))) is counts
 
 
 def test_equal_templates_are_equal() -> None:

@@ -108,7 +108,7 @@ def test_what_the_agent_lists_counts_before_an_annotation_that_says_something_el
     state.put_node(facts("a"))
     assert reason(state) is None, "not twice, and the assignment is what its agent has executed"
     (holder,) = state.holders("a")[0].holders
-    assert (holder.name, holder.slices) == ("pod-1", 16)
+    assert (holder.holding.title, holder.slices) == ("team/pod-1", 16)
 
 
 def test_a_pod_without_assignment_counts_as_the_agent_would_place_it(state: ClusterState) -> None:

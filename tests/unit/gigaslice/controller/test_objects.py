@@ -148,6 +148,16 @@ def test_an_object_shows_its_gpu():
     }
 
 
+def test_what_two_pods_share_is_used_once_and_names_both():
+    store = WrittenObjects(GPUS)
+    pods = tuple(PodOnGpu(name, "ns", name, 8, holding="claim") for name in ("first", "second"))
+    alone = PodOnGpu("alone", "ns", "alone", 4)
+    settle(store, ReportingNode("node", "n1", inventory(7), holders={"GPU-7": (*pods, alone)}))
+    (gpu_object,) = store.objects.values()
+    assert gpu_object.status["used"]["slices"] == 12
+    assert [reference["name"] for reference in gpu_object.status["podRefs"]] == ["alone", "first", "second"]
+
+
 def test_nothing_is_written_where_nothing_has_changed():
     store = WrittenObjects(GPUS)
     node = ReportingNode("node", "n1", inventory(1, 2))

@@ -11,7 +11,7 @@ from agent.persistence.recovery import recover
 from gigaslice.allocation import start_decision
 from gigaslice.allocation.table import AllocationTable
 from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.pod_holdings import ContainerTraits, holdings_of
+from gigaslice.cluster.pod_holdings import ContainerTraits, shares_of
 from gigaslice.deviceplugin.handing_out import with_handed_out
 from gigaslice.deviceplugin.origin import GpuTokens, Owner, kept, plugin
 from gigaslice.deviceplugin.pod_peak import with_peak, with_peaks, without_peak
@@ -135,5 +135,5 @@ def test_a_pod_counts_as_the_scheduler_counts_it(remade, containers):
         traits.append(ContainerTraits(f"c{number}", kind, exclusive=False, host=False))
     if remade:
         table = with_peaks(without_peak(table, "u"))
-    scheduler = {one.gpu: one.slices for one in holdings_of(Assignment(named), tuple(traits))}
+    scheduler = {one.gpu: one.slices for one in shares_of(Assignment(named), tuple(traits))}
     assert promised(table) == scheduler

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from gigaslice.classes.resource_class import parse_resource_class
+from gigaslice.cluster.holding import HeldShare, Holding, PodConsumer
 from gigaslice.cluster.inventory import NodeInventory
 from gigaslice.cluster.state import ClusterState, NodeFacts
 from gigaslice.model import Occupant, Share, Topology
@@ -58,6 +59,14 @@ def test_pods_that_only_the_agent_knows_have_their_uid_or_the_name_that_is_given
     cluster.put_node(NodeFacts("n", NodeInventory(gpus, Topology.flat(1), held).encode()))
     assert str(picture(cluster).nodes[0].gpus[0].holders[0]) == "uid-7"
     assert str(picture(cluster, names={"uid-7": "team/x"}).nodes[0].gpus[0].holders[0]) == "team/x"
+
+
+def test_what_several_pods_share_has_the_names_of_all() -> None:
+    cluster = state()
+    pods = (PodConsumer("u8", "team", "first"), PodConsumer("u9", "team", "second"))
+    cluster.put_holding("node-a", Holding("claim", (HeldShare(uuid("node-a", 3), 2),), pods))
+    (holder,) = picture(cluster).nodes[2].gpus[3].holders
+    assert (str(holder), holder.slices) == ("team/first, second", 2)
 
 
 def test_waiting_pods_come_with_their_explanation() -> None:
