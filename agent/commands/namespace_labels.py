@@ -10,8 +10,8 @@ from agent.commands.cluster import listed
 from gigaslice.kube.decode import parse_pod
 from gigaslice.kubeapi.client import ApiFailure, KubeClient
 from gigaslice.kubeapi.cluster_objects import PODS_PATH, PODS_QUERY
-from gigaslice.model import Pod
-from gigaslice.model.options import ANNOTATIONS, PREFIX, Annotation
+from gigaslice.model import ANNOTATIONS, Pod
+from gigaslice.model.options import PREFIX, Option
 from gigaslice.text import plain
 from vcuda.doctor import Finding
 
@@ -34,21 +34,21 @@ class Needs:
 def needed_labels(pod: Pod, free_cores: int) -> set[str]:
     """The labels that the API server's policy asks of the Namespace of such a pod if it were made now."""
     return {
-        row.namespace_label
+        row.option.namespace_label
         for row in ANNOTATIONS
         for key in (
             PREFIX + row.name,
             *(f"{PREFIX}{row.name}.{container.name}" for container in pod.containers),
         )
-        if key in pod.annotations and not _is_free(row, pod.annotations[key], free_cores)
+        if key in pod.annotations and not _is_free(row.option, pod.annotations[key], free_cores)
     }
 
 
-def _is_free(row: Annotation, text: str, free_cores: int) -> bool:
+def _is_free(option: Option, text: str, free_cores: int) -> bool:
     """By the text and not by what it means: as the policy does it, for wrong texts too."""
-    if row.free_up_to is not None:
+    if option.free_up_to is not None:
         return bool(re.fullmatch("[0-9]{1,9}", text)) and int(text) <= free_cores
-    return row.free_values is None or text in row.free_values
+    return option.free_values is None or text in option.free_values
 
 
 async def read_needs(client: KubeClient, free_cores: int) -> dict[str, Needs]:

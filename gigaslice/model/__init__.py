@@ -4,20 +4,22 @@ Everything here is frozen; the decisions over these values are in `gigaslice.pla
 """
 
 from gigaslice.model.annotation_rights import AnnotationRights, annotation_rights
+from gigaslice.model.annotations import (
+    ANNOTATIONS,
+    Annotation,
+    annotations_by_container,
+    parse_options,
+)
 from gigaslice.model.csi_volume import DATASET_DRIVER, CsiVolume
 from gigaslice.model.gpu import CORES_PER_GPU, Gpu, count_slices, matches_model
 from gigaslice.model.lending import Lending, lend
 from gigaslice.model.matrix import TopoMatrix, parse_topo_matrix
 from gigaslice.model.node import NodeState, Occupant, Pool, Usage
 from gigaslice.model.options import (
-    ANNOTATIONS,
     DEFAULT_PRIORITY,
     PRIORITIES,
-    Annotation,
     RequestOptions,
     SliceUnit,
-    annotations_by_container,
-    parse_options,
 )
 from gigaslice.model.pod import ContainerKind, Pod, PodContainer
 from gigaslice.model.request import Infeasible, Placement, Reason, Request, Share

@@ -1,16 +1,18 @@
-"""What a pod's annotations ask of its GPU slices, as one value, with every mistake as a sentence.
+"""What a container asks of its GPU slices beside their number, as one value, with every mistake as a sentence.
 
-The count of slices is the resource's; annotations say how they are to be had: on how many GPUs, of which kind, alone,
-together, with what share of compute. A name with ".<container>" after it is for that container and wins. The
-names that users of HAMi and vgpu-manager know are taken too. A value that makes no sense is a mistake, and a container
-with a mistake is held back, with an event that says what to write. An unknown name is only mentioned.
+The count of slices is a request's; options say how they are to be had: on how many GPUs, of which kind, alone,
+together, with what share of compute. Whoever offers requests to users reads them in a form of its own, such as
+annotations (`annotations`), and hands each over by its name with what was written. Here is what may be written and by
+whom: a value that makes no sense is a mistake, and so is one that needs a right nobody has checked. A container with a
+mistake is held back, with an event that says what to write.
 """
 
-import difflib
+from __future__ import annotations
+
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gigaslice.model.annotation_rights import AnnotationRights
 from gigaslice.model.gpu import CORES_PER_GPU, Gpu, matches_model
@@ -18,13 +20,9 @@ from gigaslice.model.request import Infeasible, Reason, Request
 
 PREFIX = "gigaslice.io/"
 _MIB = 1 << 20
-_TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 _MAX_GPUS = 16
-_MAX_WORDS, _MAX_WORD = (
-    100,
-    128,
-)  # that one annotation lists, and characters: each is compared with each of another
-_MAX_NOTES = 10
+_MAX_WORDS = 100  # of one option: each is compared with each of another
+_MAX_WORD = 128  # characters
 PRIORITIES = {"guaranteed": 16, "burstable": 4, "best-effort": 1}
 """Priority classes, and the weight with which each is lent idle compute."""
 DEFAULT_PRIORITY = "burstable"
@@ -174,33 +172,99 @@ class RequestOptions:
         return named + (f" other than {' and '.join(self.not_types)}" if self.not_types else "")
 
 
-def parse_options(
-    annotations: Mapping[str, str],
-    container: str,
+_Read = Callable[[object, SliceUnit], dict[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of the table: what may be written for an option, and by whom.
+
+    fields takes what was written and what a slice is, returns fields of RequestOptions, and raises ValueError with the
+    end of a sentence that begins with what was written. free_values: None where every value only says how counted
+    slices are had, and everybody may write it; else the exact texts that ask for nothing beyond them, while every other
+    one needs the label of the pod's Namespace. free_up_to: the same for a number, as a cluster sets it by default.
+    """
+
+    name: str
+    fields: _Read
+    free_values: tuple[str, ...] | None = None
+    free_up_to: int | None = None
+
+    @property
+    def namespace_label(self) -> str:
+        """The label that, with the value "true", lets the pods of a Namespace write every value of it."""
+        return f"{PREFIX}allow-{self.name}"
+
+    def needs_label(self, text: str) -> bool:
+        """Whether TEXT, which makes sense, is more than everybody may write. By the text, not by what it means: a
+        policy that knows no other spellings decides the same.
+        """
+        if self.free_up_to is not None:
+            return int(text) > self.free_up_to
+        return self.free_values is not None and text not in self.free_values
+
+    @property
+    def refusal(self) -> str:
+        """Why a text that needs the label is refused where nothing compares it with the label; after the text."""
+        free = [f'"{text}"' for text in self.free_values or ()]
+        free += [f"{self.free_up_to} at most"] if self.free_up_to is not None else []
+        return (
+            "takes more than is counted for the pod, and nothing here checks who may write it; leave it out, or write "
+            f"{' or '.join(free)}. To allow it, an operator installs the policy on annotations (chart: "
+            f'admission.rights=deny) and labels the Namespace {self.namespace_label}: "true"'
+        )
+
+
+class GivenOption(NamedTuple):
+    """What a user has written for an option.
+
+    Attributes:
+        option: Which.
+        key: What the user calls it.
+        value: A boolean, a number, a word, or several; where it was read from text, the text if that is none of them.
+        text: As the user wrote it.
+    """
+
+    option: Option
+    key: str
+    value: object
+    text: str
+
+    @classmethod
+    def of(cls, name: str, key: str, value: object) -> GivenOption:
+        """One that was not written as text. Raises KeyError where there is no option of that name."""
+        return cls(OPTIONS[name], key, value, _spelled(value))
+
+    def mistake(self, end: str) -> str:
+        """The sentence that begins with what the user has written."""
+        return f"{self.key}: {_quoted(self.text)} {end}"
+
+
+def request_options(
+    given: Iterable[GivenOption],
     unit: SliceUnit,
     rights: AnnotationRights,
     *,
     recorded: Mapping[str, object] | None = None,
+    notes: tuple[str, ...] = (),
 ) -> RequestOptions:
-    """The options of CONTAINER in a pod with these annotations.
+    """The options that were GIVEN, as far as they make sense, with a sentence for each that does not.
 
-    A text that needs a label of the pod's Namespace is a mistake, and left out, unless RIGHTS say that it was checked.
+    What needs a label of the pod's Namespace is a mistake, and left out, unless RIGHTS say that it was checked.
     RECORDED: fields that the container has been given already, which no RIGHTS take away.
     """
     mistakes: list[str] = []
     values: dict[str, Any] = {}
-    for row in ANNOTATIONS:
-        given = _look_up(row, annotations, container)
-        if given is None:
-            continue
-        key, text = given
+    for given_option in given:
+        option = given_option.option
         try:
-            fields = row.parse(text.strip(), unit)
+            fields = option.fields(given_option.value, unit)
         except ValueError as error:
-            mistakes.append(f"{key}: {_quoted(text)} {error}")
+            mistakes.append(given_option.mistake(str(error)))
             continue
-        if rights is AnnotationRights.REFUSE and row.needs_label(text) and not _is_recorded(fields, recorded):
-            mistakes.append(f"{key}: {_quoted(text)} {row.refusal}")
+        needs_label = rights is AnnotationRights.REFUSE and option.needs_label(given_option.text)
+        if needs_label and not _is_recorded(fields, recorded):
+            mistakes.append(given_option.mistake(option.refusal))
         else:
             values.update(fields)
     gpus, parts = values.get("gpus"), values.get("parts", ())
@@ -212,7 +276,7 @@ def parse_options(
     if values.get("whole_first"):
         mistakes += _split_twice(values)
     mistakes += _opposites(values)
-    return RequestOptions(**values, mistakes=tuple(mistakes), notes=tuple(_unknown(annotations)))
+    return RequestOptions(**values, mistakes=tuple(mistakes), notes=notes)
 
 
 def _is_recorded(fields: Mapping[str, object], recorded: Mapping[str, object] | None) -> bool:
@@ -261,228 +325,135 @@ def _opposites(values: dict[str, Any]) -> list[str]:
     return sentences
 
 
-@dataclass(frozen=True, slots=True)
-class Annotation:
-    """One row of the table: the name after the prefix, other spellings in full, and what its text means.
-
-    parse takes the text and what a slice is, returns fields of RequestOptions, and raises ValueError with the end of a
-    sentence that begins with the text. free_values: None where every value only says how counted slices are had, and
-    everybody may write it; else the exact texts that ask for nothing beyond them, while every other text needs the
-    label of the pod's Namespace. free_up_to: the same for a number, as a cluster sets it by default.
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    parse: Callable[[str, SliceUnit], dict[str, object]]
-    form: str
-    meaning: str
-    free_values: tuple[str, ...] | None = None
-    free_up_to: int | None = None
-
-    @property
-    def namespace_label(self) -> str:
-        """The label that, with the value "true", lets the pods of a Namespace write every value of it."""
-        return f"{PREFIX}allow-{self.name}"
-
-    def needs_label(self, text: str) -> bool:
-        """Whether TEXT, which makes sense, is more than everybody may write. By the text, not by what it means: a
-        policy that knows no other spellings decides the same.
-        """
-        if self.free_up_to is not None:
-            return int(text) > self.free_up_to
-        return self.free_values is not None and text not in self.free_values
-
-    @property
-    def refusal(self) -> str:
-        """Why a text that needs the label is refused where nothing compares it with the label; after the text."""
-        free = [f'"{text}"' for text in self.free_values or ()]
-        free += [f"{self.free_up_to} at most"] if self.free_up_to is not None else []
-        return (
-            "takes more than is counted for the pod, and nothing here checks who may write it; leave it out, or write "
-            f"{' or '.join(free)}. To allow it, an operator installs the policy on annotations (chart: "
-            f'admission.rights=deny) and labels the Namespace {self.namespace_label}: "true"'
-        )
-
-
-def _flag(field: str) -> Callable[[str, SliceUnit], dict[str, object]]:
-    def parse(text: str, unit: SliceUnit) -> dict[str, object]:
+def _flag(field: str) -> _Read:
+    def read(value: object, unit: SliceUnit) -> dict[str, object]:
         del unit
-        if text.lower() not in (*_TRUE, *_FALSE):
+        if not isinstance(value, bool):
             raise ValueError('must be "true" or "false"')
-        return {field: text.lower() in _TRUE}
+        return {field: value}
 
-    return parse
+    return read
 
 
-def _number(field: str, low: int, high: int, example: str) -> Callable[[str, SliceUnit], dict[str, object]]:
-    def parse(text: str, unit: SliceUnit) -> dict[str, object]:
+def _number(field: str, low: int, high: int, example: str) -> _Read:
+    def read(value: object, unit: SliceUnit) -> dict[str, object]:
         del unit
-        if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise ValueError(f'must be a whole number from {low} to {high}, such as "{example}"')
-        return {field: int(text)}
+        return {field: value}
 
-    return parse
+    return read
 
 
-def _word(field: str, values: Mapping[str, object]) -> Callable[[str, SliceUnit], dict[str, object]]:
-    def parse(text: str, unit: SliceUnit) -> dict[str, object]:
+def _word(field: str, values: Mapping[str, object]) -> _Read:
+    def read(value: object, unit: SliceUnit) -> dict[str, object]:
         del unit
-        if text.lower() not in values:
+        if not isinstance(value, str) or value not in values:
             raise ValueError("must be one of " + ", ".join(values))
-        return {field: values[text.lower()]}
+        return {field: values[value]}
 
-    return parse
+    return read
 
 
-def _words(field: str, check: Callable[[str], str | None]) -> Callable[[str, SliceUnit], dict[str, object]]:
-    def parse(text: str, unit: SliceUnit) -> dict[str, object]:
+def _words(field: str, form: str, sentence: str) -> _Read:
+    def read(value: object, unit: SliceUnit) -> dict[str, object]:
         del unit
-        words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+        words = _texts(value)
         if len(words) > _MAX_WORDS:
             raise ValueError(f"must be at most {_MAX_WORDS} words")
         if any(len(word) > _MAX_WORD for word in words):
             raise ValueError(f"must be words of at most {_MAX_WORD} characters")
-        problems = [problem for word in words if (problem := check(word))]
-        if problems:
-            raise ValueError(problems[0])
+        if not all(re.search(form, word) for word in words):
+            raise ValueError(sentence)
         return {field: words}  # an empty list says nothing, as with HAMi
 
-    return parse
+    return read
 
 
-def _check_type(word: str) -> str | None:
-    if re.search(r"[A-Za-z0-9]", word):
-        return None
-    return 'must name models, such as "A100" or "L4,A10"'
+def _texts(value: object) -> tuple[str, ...]:
+    """Several words, each once; what is none is as good as an empty one, which no option takes."""
+    words = value if isinstance(value, (list, tuple)) else ("",)
+    return tuple(dict.fromkeys(word if isinstance(word, str) else "" for word in words))
 
 
-def _check_uuid(word: str) -> str | None:
-    if re.fullmatch(r"(GPU|MIG)-[0-9A-Za-z][-0-9A-Za-z]*", word):
-        return None
-    return 'must be UUIDs as nvidia-smi -L shows them, such as "GPU-6e1b5c1e-…"; indices change with reboots'
-
-
-def _slices(text: str, unit: SliceUnit) -> int:
+def _slices(size: object, unit: SliceUnit) -> int:
     """Slices of one size: a plain number counts slices, anything else is a size in bytes."""
+    if not isinstance(size, (int, str)) or isinstance(size, bool):
+        raise ValueError("must be a size")
+    text = str(size)
     if re.fullmatch(r"[0-9]{1,6}", text):
-        count = int(text)
-        if count < 1:
+        if int(text) < 1:
             raise ValueError("must be 1 slice or more")
-        return count
-    size = unit.parse(text)
-    if size % unit.size:
+        return int(text)
+    count, rest = divmod(unit.parse(text), unit.size)
+    if rest:
         raise ValueError(f"must be in whole slices of {unit.size // _MIB} MiB")
-    return size // unit.size
+    return count
 
 
-def _parts(text: str, unit: SliceUnit) -> dict[str, object]:
-    sizes = [word.strip() for word in text.split(",")]
+def _parts(value: object, unit: SliceUnit) -> dict[str, object]:
+    sizes = value if isinstance(value, (list, tuple)) else (None,)
     if len(sizes) > _MAX_GPUS:
         raise ValueError(f"must be at most {_MAX_GPUS} sizes")
     try:
-        return {"parts": tuple(_slices(word, unit) for word in sizes)}
+        return {"parts": tuple(_slices(size, unit) for size in sizes)}
     except ValueError as error:
         raise ValueError(
             f'must be one size per GPU, such as "8GiB,16GiB" or "8,16" slices ({error})'
         ) from error
 
 
-def _elastic(text: str, unit: SliceUnit) -> dict[str, object]:
-    if text.lower() in (*_TRUE, *_FALSE) and text not in ("0", "1"):
-        return {"elastic": text.lower() in _TRUE, "max_slices": None}
+def _elastic(value: object, unit: SliceUnit) -> dict[str, object]:
+    if isinstance(value, bool):
+        return {"elastic": value, "max_slices": None}
     try:
-        return {"elastic": True, "max_slices": _slices(text, unit)}
+        return {"elastic": True, "max_slices": _slices(value, unit)}
     except ValueError as error:
         raise ValueError(
             f'must be "true", "false" or the most it may use of a GPU, such as "16GiB" ({error})'
         ) from error
 
 
-ANNOTATIONS: tuple[Annotation, ...] = (
-    Annotation("gpus", (), _number("gpus", 1, _MAX_GPUS, "2"), "`2`",
-               "share the slices evenly over this many GPUs, all of one model"),
-    Annotation("split", (), _word("whole_first", {"even": False, "whole-first": True}), "`even`, `whole-first`",
-               "how slices of more than one GPU are divided: evenly, or into whole GPUs and the rest on one more "
-               "(of 2.5 GPUs: two whole ones and half of a third); `even` where nothing is said"),
-    Annotation("memory", (), _parts, "`8GiB,16GiB`",
-               "a size for each GPU, where they are to differ; they add up to the limit. Plain numbers are slices"),
-    Annotation("gpu-type", ("nvidia.com/use-gputype", "nvidia.com/include-gpu-type"),
-               _words("types", _check_type), "`A100,H100`",
-               "only GPUs whose model name has one of these words, in any case"),
-    Annotation("exclude-gpu-type", ("nvidia.com/nouse-gputype", "nvidia.com/exclude-gpu-type"),
-               _words("not_types", _check_type), "`T4`", "no GPU whose model name has one of these words"),
-    Annotation("gpu-uuid", ("nvidia.com/use-gpuuuid", "nvidia.com/include-gpu-uuid"),
-               _words("uuids", _check_uuid), "`GPU-6e1b…,GPU-9f02…`", "only these GPUs"),
-    Annotation("exclude-gpu-uuid", ("nvidia.com/nouse-gpuuuid", "nvidia.com/exclude-gpu-uuid"),
-               _words("not_uuids", _check_uuid), "`GPU-6e1b…`", "none of these GPUs"),
-    Annotation("exclusive", (), _flag("exclusive"), "`true`",
-               "no other pod gets slices of its GPUs while it holds them", free_values=("false",)),
-    Annotation("same-gpu", (), _flag("same_gpu"), "`true`",
-               "all containers of the pod are on the same GPU (with `gpus`: GPUs)"),
-    Annotation("cores", (), _number("cores", 0, CORES_PER_GPU, "30"), "`30`",
-               "per cent of each GPU's compute; guaranteed shares of a GPU add up to 100 at most",
-               free_up_to=CORES_PER_GPU),
-    Annotation("cores-policy", (), _word("cores_elastic", {"hard": False, "elastic": True}), "`hard`, `elastic`",
-               "`elastic`: compute that others leave idle may be used beyond `cores`"),
-    Annotation("priority", (), _word("priority", {name: name for name in PRIORITIES}),
-               "`guaranteed`, `burstable`, `best-effort`",
-               "who is lent more of the idle compute: 16 to 4 to 1; `burstable` where nothing is said",
-               free_values=("burstable", "best-effort")),
-    Annotation("elastic", (), _elastic, "`true`, `16GiB`",
-               "may use more of a GPU while alone on it, up to that much of it", free_values=("false",)),
-    Annotation("oversubscribe", (), _flag("oversubscribe"), "`true`",
-               "may go on in host memory where the node lends some"),
-    Annotation("time-slicing", (), _flag("time_slicing"), "`false`",
-               "whether it gets the GPU by time slices, in turn with others, where their pages push each other off it",
-               free_values=("true",)),
-)  # fmt: skip
-"""The table of annotations."""
+_MODELS = (r"[A-Za-z0-9]", 'must name models, such as "A100" or "L4,A10"')
+_UUIDS = (
+    r"\A(GPU|MIG)-[0-9A-Za-z][-0-9A-Za-z]*\Z",
+    'must be UUIDs as nvidia-smi -L shows them, such as "GPU-6e1b5c1e-…"; indices change with reboots',
+)
 
-_NAMES = frozenset(row.name for row in ANNOTATIONS)
-_ALIASES = frozenset(alias for row in ANNOTATIONS for alias in row.aliases)
-_OURS_ALREADY = frozenset({"allocation"})
-
-
-def annotations_by_container(annotations: Mapping[str, str]) -> Callable[[str], dict[str, str]]:
-    """Returns which of a pod's annotations mean something to a container, by the container's name.
-
-    A pod may have thousands of containers and of annotations. Each container then costs what is meant for it.
-    """
-    for_all: dict[str, str] = {}
-    for_one: dict[str, dict[str, str]] = {}
-    for key, text in annotations.items():
-        name, dot, container = key.removeprefix(PREFIX).partition(".")
-        if key in _ALIASES or (key.startswith(PREFIX) and name in _NAMES and not dot):
-            for_all[key] = text
-        elif key.startswith(PREFIX) and name in _NAMES:
-            for_one.setdefault(container, {})[key] = text
-    return lambda container: {**for_all, **for_one.get(container, {})}
-
-
-def _look_up(row: Annotation, annotations: Mapping[str, str], container: str) -> tuple[str, str] | None:
-    for key in (f"{PREFIX}{row.name}.{container}", PREFIX + row.name, *row.aliases):
-        if key in annotations:
-            return key, annotations[key]
-    return None
-
-
-def _unknown(annotations: Collection[str]) -> list[str]:
-    """Sentences about names that look like ours and are none. Only near misses: other parts have names of their own."""
-    sentences = []
-    names = {key: key.removeprefix(PREFIX).partition(".")[0] for key in annotations if key.startswith(PREFIX)}
-    odd = sorted(key for key, name in names.items() if name not in _NAMES and name not in _OURS_ALREADY)
-    for key in odd[:_MAX_NOTES]:
-        name = names[key]
-        near = difflib.get_close_matches(name, _NAMES, n=1)
-        if near:
-            sentences.append(
-                f'{key} is no annotation of gigaslice and has no effect; did you mean "{PREFIX}{near[0]}"?'
-            )
-    return sentences
+OPTIONS: Mapping[str, Option] = {
+    option.name: option
+    for option in (
+        Option("gpus", _number("gpus", 1, _MAX_GPUS, "2")),
+        Option("split", _word("whole_first", {"even": False, "whole-first": True})),
+        Option("memory", _parts),
+        Option("gpu-type", _words("types", *_MODELS)),
+        Option("exclude-gpu-type", _words("not_types", *_MODELS)),
+        Option("gpu-uuid", _words("uuids", *_UUIDS)),
+        Option("exclude-gpu-uuid", _words("not_uuids", *_UUIDS)),
+        Option("exclusive", _flag("exclusive"), ("false",)),
+        Option("same-gpu", _flag("same_gpu")),
+        Option("cores", _number("cores", 0, CORES_PER_GPU, "30"), free_up_to=CORES_PER_GPU),
+        Option("cores-policy", _word("cores_elastic", {"hard": False, "elastic": True})),
+        Option(
+            "priority", _word("priority", {name: name for name in PRIORITIES}), ("burstable", "best-effort")
+        ),
+        Option("elastic", _elastic, ("false",)),
+        Option("oversubscribe", _flag("oversubscribe")),
+        Option("time-slicing", _flag("time_slicing"), ("true",)),
+    )
+}
+"""The table of options, by name."""
 
 
 def _is_one_of(gpu: Gpu, words: Sequence[str]) -> bool:
     return any(matches_model(gpu.model, word) for word in words)
+
+
+def _spelled(value: object) -> str:
+    """As an annotation would say it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _quoted(text: str) -> str:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from gigaslice.cluster.demand import demand_of
 from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, GROUP
 from gigaslice.cluster.refusal import Refusal
-from gigaslice.model.options import (
+from gigaslice.model import (
     ANNOTATIONS,
-    PREFIX,
     RequestOptions,
     SliceUnit,
     annotations_by_container,
     parse_options,
 )
+from gigaslice.model.options import PREFIX
 from gigaslice.text import plain
 from gigaslice.units import parse_bytes
 from gigaslice.webhook.admission_pod import AdmissionPod, ContainerRequest

@@ -21,12 +21,15 @@ import pytest
 from agent.apiserver.node_trial import UnboundedError, check_bounds
 from agent.apiserver.wire import Api as AgentApi
 from gigaslice.kubeapi.access import Access
-from gigaslice.model.options import ANNOTATIONS, PREFIX
+from gigaslice.model.annotations import ANNOTATIONS
+from gigaslice.model.options import PREFIX
 from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, until
 from tests.unit.manifests.test_chart import listed
 
 NAMESPACE = "gigaslice"
-BOUNDED = [row for row in ANNOTATIONS if row.free_values is not None or row.free_up_to is not None]
+BOUNDED = [
+    row for row in ANNOTATIONS if row.option.free_values is not None or row.option.free_up_to is not None
+]
 KEYS = [(row, f"{PREFIX}{row.name}{end}") for row in BOUNDED for end in ("", ".c0")]
 SENTENCE = "needs the label"
 ANNOTATION_BYTES = 256 << 10
@@ -43,7 +46,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         pytest.skip(binaries)
     with ControlPlane(tmp_path_factory.mktemp("rights"), binaries) as found:
         api = found.admin
-        labels = {row.namespace_label: "true" for row in BOUNDED}
+        labels = {row.option.namespace_label: "true" for row in BOUNDED}
         for name, given in ((NAMESPACE, {}), ("team", {}), ("trusted", labels)):
             api.post("/api/v1/namespaces", {"metadata": {"name": name, "labels": given}})
         old = pod({key: "true" for _, key in KEYS})
@@ -86,7 +89,7 @@ def change(key: str, text: str | None) -> Document:
 @pytest.mark.parametrize("row, key", KEYS, ids=[key for _, key in KEYS])
 def test_a_text_that_needs_a_label_is_refused_at_creation_and_at_every_update(plane, row, key):
     api = plane.admin
-    free = row.free_values[0] if row.free_values else "30"
+    free = row.option.free_values[0] if row.option.free_values else "30"
     name = api.post(pods("team"), pod({key: free}))["metadata"]["name"]
     for text in ("true ", "x", "YES"):
         with pytest.raises(Refused, match=SENTENCE):
@@ -198,7 +201,7 @@ def test_pods_of_a_deployment_are_judged_by_their_namespace(plane, controllers, 
 
     until(lambda: made("trusted"), 60)
     until(lambda: SENTENCE in reasons(), 60)
-    assert row.namespace_label in reasons() and made("team") == []
+    assert row.option.namespace_label in reasons() and made("team") == []
 
 
 # --- the cost ---------------------------------------------------------------------------------------------------------
@@ -210,7 +213,7 @@ def test_the_largest_pods_are_made_changed_and_ended(plane):
     names = ("".join(word) for word in itertools.product(letters, repeat=3))
     annotated = pod(dict.fromkeys(itertools.islice(names, ANNOTATION_BYTES // 3 - 20), ""))
     assert len(annotated["metadata"]["annotations"]) > 80_000
-    many = pod({row.namespace_label: "" for row in BOUNDED})
+    many = pod({row.option.namespace_label: "" for row in BOUNDED})
     many["spec"]["containers"] = [{"name": f"c{number}", "image": "x"} for number in range(5_000)]
     api = plane.admin
     for document in (annotated, many):

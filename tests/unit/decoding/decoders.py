@@ -52,7 +52,8 @@ from gigaslice.kubeapi.client import ApiFailure, KubeAnswer, KubeClient
 from gigaslice.kubeapi.cluster_objects import gpu_pod, node_facts, unread_gpu_pod
 from gigaslice.kubeapi.documents import read_document
 from gigaslice.model.annotation_rights import AnnotationRights
-from gigaslice.model.options import SliceUnit, parse_options
+from gigaslice.model.annotations import parse_options
+from gigaslice.model.options import SliceUnit
 from gigaslice.runtime import local_protocol
 from gigaslice.scheduler.datasets import DatasetIndex
 from gigaslice.scheduler.placer import Placer
@@ -316,9 +317,9 @@ DECODERS: tuple[Decoder, ...] = (
     Decoder("annotations", (AGENT, *CLUSTER, CLI), _whole(
         lambda texts: [parse_options(texts, "c0", _UNIT, rights) for rights in AnnotationRights]),
         lambda: seeds.OPTIONS, (), (
-        "gigaslice.model.options:parse_options", "gigaslice.model.options:_flag.parse",
-        "gigaslice.model.options:_number.parse", "gigaslice.model.options:_word.parse",
-        "gigaslice.model.options:_words.parse",
+        "gigaslice.model.annotations:parse_options", "gigaslice.model.options:request_options",
+        "gigaslice.model.options:_flag.read", "gigaslice.model.options:_number.read",
+        "gigaslice.model.options:_word.read", "gigaslice.model.options:_words.read",
     )),
     Decoder("volume", (SCHEDULER, DATASET, CLI), _whole(parse_attributes), lambda: seeds.VOLUMES, (InputError,), (
         "gigaslice.dataset.request:parse_attributes",

@@ -22,7 +22,8 @@ from gigaslice.dataset_node.events import EVENTS as DATASET_EVENTS
 from gigaslice.dataset_node.metrics import METRICS as DATASET_METRICS
 from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.kube.reasons import REASONS
-from gigaslice.model.options import ANNOTATIONS, PREFIX
+from gigaslice.model.annotations import ANNOTATIONS
+from gigaslice.model.options import PREFIX
 from gigaslice.runtime.settings import Setting
 from gigaslice.runtime.settings import table as settings_of
 from gigaslice.scheduler.metrics import METRICS as SCHEDULER_METRICS
@@ -121,14 +122,14 @@ def rights() -> str:
     rows = []
     for row in ANNOTATIONS:
         names = ", ".join(f"`{name}`" for name in (PREFIX + row.name, *row.aliases))
-        if row.free_up_to is not None:
-            free = f"up to the chart's `admission.freeCores` ({row.free_up_to})"
-        elif row.free_values is not None:
-            free = " and ".join(f"`{text}`" for text in row.free_values)
+        if row.option.free_up_to is not None:
+            free = f"up to the chart's `admission.freeCores` ({row.option.free_up_to})"
+        elif row.option.free_values is not None:
+            free = " and ".join(f"`{text}`" for text in row.option.free_values)
         else:
             rows.append((names, "everything", "-"))
             continue
-        rows.append((names, free, f"`{row.namespace_label}`"))
+        rows.append((names, free, f"`{row.option.namespace_label}`"))
     return markdown(("annotation", "everybody may write", "label of the Namespace for all else"), rows)
 
 

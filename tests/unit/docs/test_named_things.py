@@ -19,7 +19,7 @@ from gigaslice.controller.metrics import METRICS as CONTROLLER_METRICS
 from gigaslice.dataset_node.metrics import METRICS as DATASET_METRICS
 from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.kube.reasons import REASONS
-from gigaslice.model.options import ANNOTATIONS
+from gigaslice.model.annotations import ANNOTATIONS
 from gigaslice.runtime.settings import Setting
 from gigaslice.runtime.settings import table as settings_of
 from gigaslice.scheduler.metrics import METRICS as SCHEDULER_METRICS
@@ -68,7 +68,9 @@ def test_every_metric_that_is_named_exists() -> None:
 def test_every_name_of_ours_exists() -> None:
     """Annotations, labels and resources: names that users make, of classes and types, come after a known prefix."""
     known = {f"gigaslice.io/{row.name}" for row in ANNOTATIONS}
-    known |= {row.namespace_label for row in ANNOTATIONS if row.free_values or row.free_up_to}
+    known |= {
+        row.option.namespace_label for row in ANNOTATIONS if row.option.free_values or row.option.free_up_to
+    }
     made = (cluster_names.CLASS_PREFIX, f"{cluster_names.MEMORY_RESOURCE}.")
     seen = 0
     for page in MANUAL:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gigaslice.model.options import ANNOTATIONS
+from gigaslice.model.annotations import ANNOTATIONS
 from tests.unit.manifests.test_chart import ROOT, documents_of, listed
 
 PAGE = (ROOT / "docs" / "rights.md").read_text()
@@ -28,7 +28,11 @@ def sources() -> list[str]:
 
 def test_every_name_that_the_code_reads_or_writes_has_its_row():
     code = named(*sources()) | {row.name for row in ANNOTATIONS}
-    code |= {row.namespace_label.partition("/")[2] for row in ANNOTATIONS if row.namespace_label in PAGE}
+    code |= {
+        row.option.namespace_label.partition("/")[2]
+        for row in ANNOTATIONS
+        if row.option.namespace_label in PAGE
+    }
     assert len(code) > 25
     assert code - named(PAGE) - NOT_FOR_PODS == set()
     assert named(PAGE) - code == set(), "named, and nothing of the code"
@@ -37,7 +41,9 @@ def test_every_name_that_the_code_reads_or_writes_has_its_row():
 
 def test_the_labels_are_those_of_annotations_that_are_not_everybodys():
     bounded = {
-        row.namespace_label for row in ANNOTATIONS if (row.free_values, row.free_up_to) != (None, None)
+        row.option.namespace_label
+        for row in ANNOTATIONS
+        if (row.option.free_values, row.option.free_up_to) != (None, None)
     }
     assert set(re.findall(r"gigaslice\.io/allow-[a-z-]+", PAGE)) == bounded
 

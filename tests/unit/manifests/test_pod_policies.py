@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from agent.commands.namespace_labels import needed_labels
 from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.model import AnnotationRights, Pod, PodContainer
-from gigaslice.model.options import ANNOTATIONS, PREFIX, Annotation, RequestOptions, SliceUnit, parse_options
+from gigaslice.model.annotations import ANNOTATIONS, Annotation, parse_options
+from gigaslice.model.options import PREFIX, RequestOptions, SliceUnit
 from gigaslice.units import parse_bytes
 from tests.unit.manifests.cel import Policy, Request
 from tests.unit.manifests.test_chart import CHECKED, ROOT, documents_of, helm, listed
 
 Document = dict[str, Any]
-BOUNDED = [row for row in ANNOTATIONS if row.free_values is not None or row.free_up_to is not None]
+BOUNDED = [
+    row for row in ANNOTATIONS if row.option.free_values is not None or row.option.free_up_to is not None
+]
 UNIT = SliceUnit(1 << 30, parse_bytes)
 TEXTS = (
     "", " ", "0", "1", "00", "100", "101", "+30", "-1", "3e1", "30 ", "30\n", "٣٠", "1000000000", "8GiB", "16",
@@ -28,7 +31,7 @@ TEXTS = (
 CONTAINERS = ("c0", "c1", "c2")
 UPDATES = ["", "status", "resize", "ephemeralcontainers"]
 BINDINGS = ["binding"]
-LABELS = tuple((row.namespace_label, "true") for row in BOUNDED)
+LABELS = tuple((row.option.namespace_label, "true") for row in BOUNDED)
 
 
 def policy(name: str, *sets: str) -> Policy:
@@ -44,7 +47,7 @@ def policy(name: str, *sets: str) -> Policy:
 RIGHTS = policy("rights")
 FEW_CORES = policy("rights", "admission.freeCores=30")
 ASSIGNMENTS = policy("assignments")
-MESSAGE = {row.name: f'{row.namespace_label}: "true" on the Namespace' for row in BOUNDED}
+MESSAGE = {row.name: f'{row.option.namespace_label}: "true" on the Namespace' for row in BOUNDED}
 
 
 def pod(annotations: dict[str, str] | None = None) -> Document:
@@ -66,8 +69,8 @@ def create(annotations: dict[str, str], part: str = "", **more: Any) -> Request:
 
 def is_free(row: Annotation, text: str, free_cores: int = 100) -> bool:
     """By the table alone."""
-    if row.free_values is not None:
-        return text in row.free_values
+    if row.option.free_values is not None:
+        return text in row.option.free_values
     return text.isascii() and text.isdigit() and len(text) <= 9 and int(text) <= free_cores
 
 
@@ -89,8 +92,8 @@ def test_the_policy_knows_the_annotations_of_the_table_and_no_others():
 
 @pytest.mark.parametrize("row", BOUNDED, ids=lambda row: row.name)
 def test_only_the_exact_texts_of_the_table_are_free(row):
-    assert row.free_up_to in (None, 100), "the chart's own value of admission.freeCores"
-    for text, key in itertools.product((*TEXTS, *(row.free_values or ())), keys(row)):
+    assert row.option.free_up_to in (None, 100), "the chart's own value of admission.freeCores"
+    for text, key in itertools.product((*TEXTS, *(row.option.free_values or ())), keys(row)):
         refusals = RIGHTS.refusals(create({key: text}))
         assert (refusals == []) == is_free(row, text), (key, text)
         assert all(MESSAGE[row.name] in one for one in refusals)
@@ -104,10 +107,10 @@ def test_only_the_exact_texts_of_the_table_are_free(row):
 def test_the_label_of_the_namespace_frees_its_annotation_and_no_other(row):
     for text in TEXTS:
         given = {key: text for one in BOUNDED for key in keys(one)}
-        refusals = RIGHTS.refusals(create(given, labels=((row.namespace_label, "true"),)))
+        refusals = RIGHTS.refusals(create(given, labels=((row.option.namespace_label, "true"),)))
         assert not [one for one in refusals if MESSAGE[row.name] in one]
         for value in ("", "True", "1", "yes"):
-            label = ((row.namespace_label, value), ("gigaslice.io/allow", "true"))
+            label = ((row.option.namespace_label, value), ("gigaslice.io/allow", "true"))
             assert RIGHTS.refusals(create({keys(row)[0]: "x"}, labels=label))
     assert (
         RIGHTS.refusals(
@@ -241,7 +244,7 @@ def test_the_doctor_names_the_labels_that_the_policy_asks_for(given_annotations)
     found = needed_labels(Pod("team", "p", "u", given_annotations, containers), 30)
     refusals = FEW_CORES.refusals(create(given_annotations))
     assert found == {
-        row.namespace_label for row in BOUNDED if any(MESSAGE[row.name] in one for one in refusals)
+        row.option.namespace_label for row in BOUNDED if any(MESSAGE[row.name] in one for one in refusals)
     }
     assert FEW_CORES.refusals(create(given_annotations, labels=tuple((one, "true") for one in found))) == []
 

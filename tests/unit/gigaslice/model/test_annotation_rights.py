@@ -74,13 +74,13 @@ def test_a_text_that_makes_no_sense_is_told_that_alone():
 
 def test_cores_are_free_up_to_what_its_row_says():
     (row,) = (row for row in ANNOTATIONS if row.name == "cores")
-    assert not row.needs_label(" 100 ") and row.needs_label("101")
+    assert not row.option.needs_label(" 100 ") and row.option.needs_label("101")
 
 
 def test_rows_that_need_a_label_have_no_other_spelling():
     """The policy decides by the key: one that it did not know would pass it."""
-    assert {row.name for row in ANNOTATIONS if row.free_values is not None} == set(MORE)
-    assert not any(row.aliases for row in ANNOTATIONS if row.free_values is not None)
+    assert {row.name for row in ANNOTATIONS if row.option.free_values is not None} == set(MORE)
+    assert not any(row.aliases for row in ANNOTATIONS if row.option.free_values is not None)
 
 
 def test_what_a_container_has_been_given_is_no_mistake_and_more_of_it_is():
