@@ -13,10 +13,11 @@ SETTINGS = False
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds which container and what it may use."""
-    parser.add_argument("pod", metavar="POD", help="name of the pod, or NAMESPACE/NAME")
+    parser.add_argument("pod", metavar="POD", nargs="?", help="name of the pod, or NAMESPACE/NAME")
     for flag, metavar, text in (
         ("--namespace", "NAME", "namespace of the pod (default: default)"),
         ("--container", "NAME", "which container, where several of the pod have slices"),
+        ("--allocation", "ID", "in place of POD: which allocation, by the first 8 or more digits of its id"),
         ("--gpu", "UUID", "which GPU, where the container has several (default: each of them)"),
         ("--memory", "SIZE", "memory of each such GPU, such as 12GiB; rounded up to whole MiB"),
         ("--cores", "PERCENT", "share of each such GPU's compute, 0 for none of its own"),

@@ -30,7 +30,9 @@ def ask(arguments: argparse.Namespace) -> ResizeAnswer:
             cores = int(arguments.cores)
         else:
             mistakes.append(f'--cores "{arguments.cores}": must be a whole number from 0 to 100')
-    namespace, slash, pod = arguments.pod.rpartition("/")
+    namespace, slash, pod = (arguments.pod or "").rpartition("/")
+    if bool(pod) == bool(arguments.allocation):
+        mistakes.append("say which container: POD, or --allocation ID")
     if slash and arguments.namespace not in (None, namespace):
         mistakes.append(f"{arguments.pod} and --namespace {arguments.namespace} contradict each other")
     if mistakes:
@@ -41,6 +43,7 @@ def ask(arguments: argparse.Namespace) -> ResizeAnswer:
         pod=pod,
         container=arguments.container,
         gpu=arguments.gpu,
+        allocation=arguments.allocation,
         memory=memory,
         cores=cores,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -44,7 +45,7 @@ class ControlServer:
             self._log.error("resize failed", detail=str(error))
             raise
         if isinstance(outcome, ResizeRefusal):
-            self._log.info("resize refused", pod=f"{change.namespace}/{change.pod}", detail=outcome.detail)
+            self._log.info("resize refused", subject=change.subject, detail=outcome.detail)
             raise ConfigError([outcome.detail]) if outcome.mistake else ControlError(outcome.detail)
         return _answer(outcome)
 
@@ -58,10 +59,12 @@ def decode_change(document: Mapping[str, Any]) -> LimitChange:
             raise ConfigError([f"{name} must be a whole number from 0 to {most}"])
         if name in document:
             amounts[name] = value
-    namespace, pod, container, gpu = (
-        text_at(document, name) for name in ("namespace", "pod", "container", "gpu")
+    namespace, pod, container, gpu, allocation = (
+        text_at(document, name) for name in ("namespace", "pod", "container", "gpu", "allocation")
     )
-    return LimitChange(namespace or "default", pod, container, gpu, **amounts)
+    if allocation and not re.fullmatch(r"[0-9a-f]{8,32}", allocation):
+        raise ConfigError(["an allocation is named by the first 8 or more digits of its id"])
+    return LimitChange(namespace or "default", pod, container, gpu, allocation=allocation, **amounts)
 
 
 def _answer(outcome: ResizeOutcome) -> ResizeAnswer:

@@ -33,14 +33,23 @@ Present = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class LimitChange:
-    """A request to change a running container. container, gpu: empty: the only one. memory, cores: None: keep."""
+    """A request to change what runs: a container of a pod or, by the first digits of its id, an allocation.
 
-    namespace: str
-    pod: str
+    container, gpu: empty: the only one. memory, cores: None: keep.
+    """
+
+    namespace: str = ""
+    pod: str = ""
     container: str = ""
     gpu: str = ""
     memory: int | None = None
     cores: int | None = None
+    allocation: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What is to be changed, in words."""
+        return f"allocation {self.allocation}" if self.allocation else f"pod {self.namespace}/{self.pod}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,28 +194,35 @@ class LimitsManager:
         return ResizeOutcome(before, after, present.get(after.id, {}))
 
     def _find(self, change: LimitChange) -> Allocation | live_limits.ResizeRefusal:
-        named = f"{change.namespace}/{change.pod}"
+        allocations = self._store.table.allocations
+        limited = [allocation for allocation in allocations if allocation.keeps and not allocation.whole]
+        none = live_limits.ResizeRefusal(
+            f"{change.subject} holds no slices of this node; gigaslice status lists those that do"
+        )
+        if change.allocation:
+            named = [allocation for allocation in limited if allocation.id.startswith(change.allocation)]
+            if len(named) > 1:
+                return live_limits.ResizeRefusal(
+                    f"{change.subject} may be one of {len(named)}; write more of its id", mistake=True
+                )
+            return _changeable(named[0]) if named else none
         of_pod = [
             (consumer.ref.container, allocation)
-            for allocation in self._store.table.allocations
-            if allocation.keeps and not allocation.whole
+            for allocation in limited
             for consumer in allocation.consumers
             if (consumer.ref.namespace, consumer.ref.pod) == (change.namespace, change.pod)
         ]
         if not of_pod:
-            return live_limits.ResizeRefusal(
-                f"pod {named} holds no slices of this node; gigaslice status lists those that do",
-                mistake=False,
-            )
+            return none
         names = sorted({container for container, _ in of_pod})
         of_container = [allocation for container, allocation in of_pod if change.container in ("", container)]
         if not of_container:
             return live_limits.ResizeRefusal(
-                f"pod {named} has no container {change.container} with slices, but {', '.join(names)}"
+                f"{change.subject} has no container {change.container} with slices, but {', '.join(names)}"
             )
         if not change.container and len(names) > 1:
             return live_limits.ResizeRefusal(
-                f"pod {named} has several containers with slices; name one with --container {'|'.join(names)}",
+                f"{change.subject} has several containers with slices; name one with --container {'|'.join(names)}",
                 mistake=True,
             )
         return _changeable(of_container[-1])

@@ -72,6 +72,20 @@ def test_a_change_is_made_and_said(served, run):
     assert served.store.table.find(one).quota() == {uuid(0): 12 * GIB}
 
 
+def test_an_allocation_is_named_by_its_id(served, run):
+    one = served.admit("a", range(4))
+    code, out, err = run("--allocation", one[:8], "--memory", "6GiB")
+    assert (code, out, err) == (0, [f"default/a/c0 {uuid(0)}: 4 GiB -> 6 GiB"], [])
+    other = served.admit("b", range(4, 8))
+    code, out, err = run("--allocation", other, "--memory", "6GiB")
+    assert (code, out, err) == (0, [f"default/b/c0 {uuid(0)}: 4 GiB -> 6 GiB"], [])
+    code, _, err = run("--allocation", "f" * 32, "--memory", "6GiB")
+    assert code == 1 and f"allocation {'f' * 32} holds no slices of this node" in err[0]
+    assert one[:8] == other[:8]
+    code, _, err = run("--allocation", one[:8], "--memory", "6GiB")
+    assert (code, len(err)) == (2, 1) and "may be one of 2; write more of its id" in err[0]
+
+
 def test_a_refusal_is_one_line_and_code_1(served, run):
     served.admit("a", range(8))
     served.admit("b", range(8, 24))
@@ -84,6 +98,10 @@ def test_a_refusal_is_one_line_and_code_1(served, run):
     ("arguments", "words"),
     [
         (("a",), "--memory SIZE or --cores PERCENT"),
+        (("--memory", "1GiB"), "POD, or --allocation ID"),
+        (("a", "--allocation", "0" * 32, "--memory", "1GiB"), "POD, or --allocation ID"),
+        (("--allocation", "0" * 7, "--memory", "1GiB"), "first 8 or more digits"),
+        (("--allocation", "../../etc/x", "--memory", "1GiB"), "first 8 or more digits"),
         (("a", "--memory", "12GB"), '--memory "12GB"'),
         (("a", "--cores", "many"), '--cores "many"'),
         (("a", "--cores", "101"), "0 to 100"),
