@@ -7,7 +7,6 @@ pauses, and does not take the others down; so is one that fails while it runs.
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from agent.telemetry.counters import Counters
 from gigaslice.errors import GigasliceError
 from gigaslice.runtime import logs
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.role_start import set_at_signals
 from gigaslice.runtime.tasks import run_together
 from gigaslice.runtime.time_limit import set_within
 
@@ -102,9 +102,7 @@ async def run_beside(lead: Coroutine[Any, Any, None], others: Iterable[Coroutine
 
 async def serve(providers: Iterable[DevicePluginResource], kubelet_dir: Path) -> None:
     """Serves providers and nothing else until SIGTERM or SIGINT: for a program of its own."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = set_at_signals(asyncio.Event())
     link = Link.open()
     link.hello(*logs.chosen())
     try:

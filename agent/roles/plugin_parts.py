@@ -20,6 +20,7 @@ from agent.deviceplugin.container_requests import ContainerRequests
 from agent.deviceplugin.device_allocator import DeviceAllocator
 from agent.deviceplugin.device_list import DeviceList, DevicesOfType
 from agent.deviceplugin.gpu_memory import GpuMemory
+from agent.deviceplugin.gpu_resource import ResourceParts
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.poller import Poller
 from agent.deviceplugin.prestart import StartDecider
@@ -119,46 +120,29 @@ class PluginBuilder:
             part = InventoryView(self._gpus, self._is_of(resource))
             served = DevicesOfType(devices, part)
             allocator = self._allocator(part, resource)
-        events = PodEvents(allocator, self._cluster)
-        return GpuMemory(
-            self._store,
-            allocator,
-            served,
-            self._config.visible_devices,
-            admissions=AdmissionResolver(self._store, self._kubelet.of(resource), self._cluster, resource),
-            start_allocations=StartAllocationResolver(
-                self._store, slices, self._cluster, self._kept_responses
-            ),
-            starts=self._starts(allocator, events, allocated),
-            events=events,
-            allocated=allocated,
-        )
+        starts = StartAllocationResolver(self._store, slices, self._cluster, self._kept_responses)
+        return GpuMemory(self._parts(allocator, allocated), served, starts)
 
     def _whole_gpus(self, devices: DeviceList, allocated: Callable[[], None]) -> WholeGpus:
-        resource = self._config.whole_gpus
         allocator = self._allocator(self._gpus, self._resources[0], whole=True)
-        events = PodEvents(allocator, self._cluster)
-        return WholeGpus(
-            self._store,
+        return WholeGpus(self._parts(allocator, allocated), self._gpus, devices.set_taken_whole)
+
+    def _parts(self, allocator: DeviceAllocator, allocated: Callable[[], None]) -> ResourceParts:
+        store, cluster, resource = self._store, self._cluster, allocator.resource
+        events = PodEvents(allocator, cluster)
+        settlement = Settlement(store, Settler(store, allocator), allocator, cluster, events)
+        checks = StartChecks(store, allocator.service, cluster, self._datasets)
+        return ResourceParts(
+            store,
             allocator,
-            self._gpus,
             self._config.visible_devices,
             admissions=AdmissionResolver(
-                self._store, self._kubelet.of(resource), self._cluster, resource, whole=True
+                store, self._kubelet.of(resource), cluster, resource, whole=allocator.whole
             ),
-            starts=self._starts(allocator, events, allocated),
+            starts=StartDecider(store, checks, settlement, cluster, events=events, blocked=allocated),
             events=events,
-            withhold=devices.set_taken_whole,
             allocated=allocated,
         )
-
-    def _starts(
-        self, allocator: DeviceAllocator, events: PodEvents, allocated: Callable[[], None]
-    ) -> StartDecider:
-        settler = Settler(self._store, allocator)
-        settlement = Settlement(self._store, settler, allocator, self._cluster, events)
-        checks = StartChecks(self._store, allocator.service, self._cluster, self._datasets)
-        return StartDecider(self._store, checks, settlement, self._cluster, events=events, blocked=allocated)
 
     def _allocator(self, gpus: GpusNow, resource: str, *, whole: bool = False) -> DeviceAllocator:
         config = self._config

@@ -18,6 +18,7 @@ from agent.deviceplugin.admission import AdmissionResolver
 from agent.deviceplugin.device_allocator import DeviceAllocator
 from agent.deviceplugin.device_list import DeviceList
 from agent.deviceplugin.gpu_memory import GpuMemory
+from agent.deviceplugin.gpu_resource import ResourceParts
 from agent.deviceplugin.hosting import serve_one
 from agent.deviceplugin.link import Link
 from agent.deviceplugin.pod_events import PodEvents
@@ -70,17 +71,17 @@ def gpu_memory(
     cluster, devices, counters = cluster or NoCluster(), DeviceList(gpus), Counters()
     events = PodEvents(allocator, cluster)
     starts = start_decider(store, allocator, cluster, events)
-    provider = GpuMemory(
+    parts = ResourceParts(
         store,
         allocator,
-        devices,
         "env",
         admissions=AdmissionResolver(store, kubelet or NoKubelet(), cluster, allocator.resource),
-        start_allocations=StartAllocationResolver(store, allocator, cluster, kept_responses),
         starts=starts,
         events=events,
         allocated=lambda: None,
     )
+    start_allocations = StartAllocationResolver(store, allocator, cluster, kept_responses)
+    provider = GpuMemory(parts, devices, start_allocations)
     return Parts(Servicer(provider, counters), provider, devices, starts, counters)
 
 

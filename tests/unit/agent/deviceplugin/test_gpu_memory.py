@@ -346,7 +346,7 @@ def test_an_allocation_asked_again_is_the_one_that_was_recorded(store, allocator
     plugin = gpu_memory(store, allocator, gpus).provider
     request = [device_ids(0, 4)]
     told = []
-    plugin._allocated = lambda: told.append(len(store.table.allocations))
+    plugin.parts = replace(plugin.parts, allocated=lambda: told.append(len(store.table.allocations)))
 
     async def story():
         first = await plugin.allocate(request)

@@ -7,6 +7,7 @@ import pytest
 
 from agent.deviceplugin import prestart as start_module
 from agent.deviceplugin.admission import AdmissionResolver
+from agent.deviceplugin.gpu_resource import ResourceParts
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.whole_gpus import WholeGpus
 from agent.inventory.holder import InventoryHolder
@@ -48,11 +49,12 @@ def whole(store, gpus, cluster, kubelet, withheld):
 
     allocator = device_allocator(store, gpus, new_id=new_id, whole_resource=WHOLE, whole=True)
     events = PodEvents(allocator, cluster)
-    return WholeGpus(
-        store, allocator, gpus, "env", withhold=withheld.append, allocated=lambda: None, events=events,
+    parts = ResourceParts(
+        store, allocator, "env", allocated=lambda: None, events=events,
         starts=start_decider(store, allocator, cluster, events),
         admissions=AdmissionResolver(store, kubelet, cluster, WHOLE, whole=True),
     )  # fmt: skip
+    return WholeGpus(parts, gpus, withheld.append)
 
 
 def pod(name, count, *gpus, slices=24, classes=(), init=0, init_gpus=(), **more):
@@ -104,6 +106,37 @@ def test_a_pod_without_an_assignment_is_placed_as_before(whole, cluster, store):
 
     asyncio.run(story())
     assert not store.table.allocations[0].assigned
+
+
+def test_a_call_that_is_repeated_gets_what_was_recorded_for_it(whole, cluster, store):
+    """The agent ended between its record and its answer."""
+    cluster.put(pod("a", 2, 1, 3))
+
+    async def story():
+        first = await whole.allocate([names(0, 1)])
+        assert await whole.allocate_again([names(0, 1)], age=0.5) == first
+        assert len(store.table.allocations) == 1
+        assert await whole.allocate_again([names(2, 3)], age=0.5) != first
+
+    asyncio.run(story())
+
+
+def test_no_start_is_waited_for_when_the_agent_ends(whole, cluster, monkeypatch):
+    monkeypatch.setattr(start_module, "_PATIENCE", 60.0)
+    cluster.put(pod("a", 1, 1))
+
+    async def story():
+        await whole.allocate([names(1)])
+        cluster.put(pod("b", 1, 1))
+        await whole.allocate([names(2)])
+        start = asyncio.create_task(whole.start(names(2), None))
+        await asyncio.sleep(0.05)
+        assert not start.done()
+        whole.close()
+        with pytest.raises(NotYetError):
+            await asyncio.wait_for(start, 10)
+
+    asyncio.run(story())
 
 
 def test_what_cannot_be_executed_is_refused_with_an_event(whole, cluster, store):
