@@ -8,7 +8,7 @@ allocations are handed out: what the kubelet's device-plugin API adds, such as d
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from gigaslice.allocation.consumer import Consumer, Origin
@@ -58,17 +58,7 @@ class AllocationOptions:
     @classmethod
     def of(cls, options: RequestOptions) -> AllocationOptions:
         """What the annotations of a pod ask for."""
-        return cls(
-            cores=options.cores,
-            exclusive=options.exclusive,
-            elastic=options.elastic,
-            max_slices=options.max_slices,
-            oversubscribe=options.oversubscribe,
-            time_slicing=options.time_slicing,
-            parts=options.parts,
-            cores_elastic=options.cores_elastic,
-            priority=options.priority,
-        )
+        return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)

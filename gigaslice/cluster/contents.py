@@ -42,7 +42,6 @@ class ClusterContents(ABC):
         self._nodes: dict[str, NodeRecord] = {}
         self._classes: dict[str, ResourceClass] = {}
         self._node_of: dict[str, str] = {}
-        self._unassigned: dict[str, Pod] = {}
         self._traits: dict[str, tuple[ContainerTraits, ...]] = {}
         self._reserved_on: dict[str, str] = {}
         self._kinds = HardwareKinds()
@@ -169,12 +168,10 @@ class ClusterContents(ABC):
         record.unread.discard(pod.uid)
         assignment = self._assignment(pod)
         if assignment is not None:
-            self._unassigned.pop(pod.uid, None)
             record.pending.pop(pod.uid, None)
             self.put_holding(pod.node, pod_holding(pod, shares_of(assignment, self.traits_of(pod))))
-        elif self._unassigned.get(pod.uid) != pod and pod.uid not in record.bound:
+        elif record.pending.get(pod.uid) != pod and pod.uid not in record.bound:
             # One that has lost its assignment keeps what its agent gave it by that.
-            self._unassigned[pod.uid] = pod
             record.pending[pod.uid] = pod
             self._changed(record)
 
@@ -270,7 +267,6 @@ class ClusterContents(ABC):
             self._nodes.pop(record.facts.name, None)
 
     def _take_off(self, uid: str, node: str) -> None:
-        self._unassigned.pop(uid, None)
         self._node_of.pop(uid, None)
         self._traits.pop(uid, None)
         record = self._nodes[node]
