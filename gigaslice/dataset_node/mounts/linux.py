@@ -1,8 +1,8 @@
 """Mounts of the kernel this process runs on: mount(2) and umount2(2) by the C library.
 
-mount(8) is used for network file systems only, which need its helpers. It would silently make a loop device for an
-image that the kernel can mount as a file (EROFS since Linux 6.12), and a loop device is one more thing to lose. Where
-the kernel wants a device, one is made here, which the kernel removes with the last mount of it.
+mount(8) is used for network file systems, which need its helpers, and for an image that the kernel does not mount as a
+file (before Linux 6.12), which needs a loop device. It is not asked first for an image: it would make a loop device
+where none is needed, and a loop device is one more thing to lose. The kernel removes it with the last mount of it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
-import struct
 import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gigaslice.dataset_node.mounts.protocol import MountError
@@ -30,12 +29,6 @@ EMPTY_SOURCE = "gigaslice-dataset"
 # linux/mount.h
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND = 1, 2, 4, 8, 32, 4096
 _DETACH, _NOFOLLOW = 2, 8
-# linux/loop.h
-_LOOP_CTL_GET_FREE, _LOOP_CONFIGURE, _LOOP_CLR_FD = 0x4C82, 0x4C0A, 0x4C01
-_LO_READ_ONLY, _LO_AUTOCLEAR = 1, 4
-_LOOP_INFO = struct.Struct("=QQQQQIIII64s64s32sQQ")
-_LOOP_CONFIG = struct.Struct(f"=II{_LOOP_INFO.size}s64x")
-_LOOP_TRIES = 20  # another program may take the free device first
 _MOUNT_SECONDS = 60.0
 _HELPERS = {"nfs": "nfs-common", "nfs4": "nfs-common", "ceph": "ceph-common"}
 _HELPER_DIRECTORIES = ("/sbin", "/usr/sbin")
@@ -74,9 +67,9 @@ class LinuxMounts:
         return False
 
     def table(self) -> tuple[MountEntry, ...]:
-        """Reads /proc/self/mountinfo."""
+        """Reads /proc/self/mountinfo; for a loop device the source is the file that is behind it."""
         try:
-            return parse_mountinfo(Path("/proc/self/mountinfo").read_bytes())
+            return tuple(map(_with_file, parse_mountinfo(Path("/proc/self/mountinfo").read_bytes())))
         except OSError as error:
             raise MountError(
                 f"cannot read /proc/self/mountinfo: {error.strerror}", error.errno or 0
@@ -89,8 +82,7 @@ class LinuxMounts:
         except MountError as error:
             if error.number != errno.ENOTBLK:
                 raise
-            with _loop_device(image) as device:
-                self._mount(device, where, "erofs", _PROTECTED)
+            self.network("erofs", str(image), where, ("loop",))
 
     def bind(self, source: Path, where: Path) -> None:
         """Binds, then makes it read-only: the kernel ignores the flags of the first call.
@@ -208,55 +200,16 @@ def _directory(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-@contextlib.contextmanager
-def _loop_device(image: Path):  # type: ignore[no-untyped-def]
-    """A loop device of an image, which goes with the last mount of it or, without one, at the end of the block."""
+def _with_file(mount: MountEntry) -> MountEntry:
+    """Returns a mount with the file behind its loop device as its source, if that is what it is mounted from."""
+    device = mount.source.removeprefix("/dev/")
+    if not device.startswith("loop"):
+        return mount
     try:
-        file = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise _failure(f"cannot open {image}", error.errno or 0) from error
-    device = -1
-    try:
-        for _ in range(_LOOP_TRIES):
-            control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                name = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
-            finally:
-                os.close(control)
-            device = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-            info = _LOOP_INFO.pack(
-                0,
-                0,
-                0,
-                0,
-                0,
-                0,
-                0,
-                0,
-                _LO_READ_ONLY | _LO_AUTOCLEAR,
-                os.fsencode(image)[-63:],
-                b"",
-                b"",
-                0,
-                0,
-            )
-            try:
-                fcntl.ioctl(device, _LOOP_CONFIGURE, _LOOP_CONFIG.pack(file, 4096, info))
-                break
-            except OSError as error:
-                os.close(device)
-                device = -1
-                if error.errno != errno.EBUSY:
-                    raise
-        else:
-            raise MountError(f"{image} not mounted: no free loop device", errno.EBUSY)
-        yield name
-    except OSError as error:
-        raise _failure(f"no loop device for {image}", error.errno or 0) from error
-    finally:
-        os.close(file)
-        if device >= 0:
-            os.close(device)  # the last close of one without a mount removes it
+        file = Path(f"/sys/block/{device}/loop/backing_file").read_bytes()
+    except OSError:
+        return mount
+    return replace(mount, source=os.fsdecode(file.removesuffix(b"\n")))
 
 
 def _failure(what: str, number: int) -> MountError:

@@ -69,15 +69,26 @@ def play(tmp_path: Path) -> Callable[[Callable[[Path], None]], None]:
     return run
 
 
+class BeforeFiles(LinuxMounts):
+    """The kernel of this machine as Linux before 6.12, which mounts no files."""
+
+    def _mount(
+        self, source: str | None, where: Path, kind: str | None, *flags: object, **shown: object
+    ) -> None:
+        if kind == "erofs" and source is not None and not source.startswith("/dev/"):
+            raise MountError("as before Linux 6.12", errno.ENOTBLK)
+        super()._mount(source, where, kind, *flags, **shown)
+
+
 def image_in(root: Path) -> Path:
     image = root / "image.img"
     write(plan(listed([(b"a", SIZE), (b"d/b", 10)])), image)
     return image
 
 
-def store_with_image(root: Path) -> tuple[DatasetStore, Volume]:
+def store_with_image(root: Path, mounts: LinuxMounts | None = None) -> tuple[DatasetStore, Volume]:
     """An open store that has the image as KEY, and a pod's volume to publish it to."""
-    store = DatasetStore(root / "state", LinuxMounts(), budget=Budget(keep_free=0.0))
+    store = DatasetStore(root / "state", mounts or LinuxMounts(), budget=Budget(keep_free=0.0))
     store.open()
     data = image_in(root).read_bytes()
     part = store.begin_fetch(DatasetMetadata(KEY, len(data), "s3://b/c"))
@@ -87,30 +98,22 @@ def store_with_image(root: Path) -> tuple[DatasetStore, Volume]:
     return store, Volume("v", str(root / "pod/mount"), "u", "ns", "p")
 
 
-def test_an_image_is_mounted_from_its_file_and_by_a_loop_device(play):
+@pytest.mark.parametrize("kernel", [LinuxMounts, BeforeFiles])
+def test_an_image_is_mounted_from_its_file_and_by_a_loop_device(play, kernel):
     def story(root: Path) -> None:
-        image, mounts = image_in(root), LinuxMounts()
-        for name, first in (("file", 0), ("loop", errno.ENOTBLK)):
-            where = root / name
-            where.mkdir()
-            real, refused = mounts._mount, [first] if first else []
-
-            def mount(*arguments, real=real, refused=refused):
-                if refused:
-                    raise MountError("as before Linux 6.12", refused.pop())
-                real(*arguments)
-
-            mounts._mount = mount
-            mounts.image(image, where)
-            assert sorted(one.name for one in where.iterdir()) == ["a", "d"]
-            top = top_at(mounts.table(), str(where))
-            assert top.filesystem == "erofs" and {"ro", "nosuid", "nodev"} <= top.options
-            assert top.source.startswith("/dev/loop") == (name == "loop")
-            with pytest.raises(OSError):
-                (where / "new").touch()
-            mounts.unmount(where)
-            assert list(where.iterdir()) == []
-            mounts.unmount(where)  # not mounted any more: no failure
+        image, mounts, where = image_in(root), kernel(), root / "where"
+        where.mkdir()
+        mounts.image(image, where)
+        assert sorted(one.name for one in where.iterdir()) == ["a", "d"]
+        top = top_at(mounts.table(), str(where))
+        assert top.filesystem == "erofs" and {"ro", "nosuid", "nodev"} <= top.options
+        assert top.source == str(image)
+        assert ("/dev/loop" in Path("/proc/self/mountinfo").read_text()) == (kernel is BeforeFiles)
+        with pytest.raises(OSError):
+            (where / "new").touch()
+        mounts.unmount(where)
+        assert list(where.iterdir()) == []
+        mounts.unmount(where)  # not mounted any more: no failure
 
     play(story)
 
@@ -168,9 +171,10 @@ def test_no_link_leads_a_bind_elsewhere(play):
     play(story)
 
 
-def test_a_reader_goes_on_when_its_dataset_is_unmounted_and_deleted(play):
+@pytest.mark.parametrize("kernel", [LinuxMounts, BeforeFiles])
+def test_a_reader_goes_on_when_its_dataset_is_unmounted_and_deleted(play, kernel):
     def story(root: Path) -> None:
-        store, volume = store_with_image(root)
+        store, volume = store_with_image(root, kernel())
         store.publish(volume, [VolumeSource(key=KEY)])
         store.publish(volume, [VolumeSource(key=KEY)])
         reader = os.open(f"{volume.target}/a", os.O_RDONLY)
@@ -178,7 +182,7 @@ def test_a_reader_goes_on_when_its_dataset_is_unmounted_and_deleted(play):
         assert expected == content(b"a", SIZE)
         assert KEY in store.evict([KEY])
         store.close()
-        again = DatasetStore(root / "state", LinuxMounts(), budget=Budget(keep_free=0.0))
+        again = DatasetStore(root / "state", kernel(), budget=Budget(keep_free=0.0))
         again.open()
         assert again.published("v"), "a service that starts again finds what is mounted"
         again.remove("v", volume.target)
