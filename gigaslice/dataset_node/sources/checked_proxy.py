@@ -2,7 +2,7 @@
 
 rclone resolves names and follows redirections by itself, and has a setting for an HTTP proxy. So it is pointed at this
 one, on the loopback address: it resolves each name, checks the addresses, and connects to the one that it has checked
-(`addresses.connect`). TLS stays between client and server. What is passed on is moved by splice(2), within the kernel.
+(`addresses.connect`). TLS stays between client and server.
 obstore is pointed here only where its connect(2) cannot be replaced: small objects would take more than twice as long.
 
 Each source has a pass of its own, which is the proxy's password: others on the machine get nothing from the proxy, and
@@ -14,14 +14,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
-import fcntl
 import hmac
-import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -36,9 +33,8 @@ _HEAD_SECONDS = 10.0  # of the first request: until then nobody has shown a pass
 _MOST_HEAD = 64 << 10
 _MOST_UNKNOWN = 64  # connections at a time that have not shown a pass
 _PAUSE = 0.2
-_PIPE = 256 << 10
+_PUMPED = 256 << 10
 _CHUNK = 64 << 10
-_NO_SPLICE = frozenset((errno.EINVAL, errno.ENOSYS, errno.EPERM))
 _CONNECTED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _HOP_BY_HOP = (b"proxy-authorization:", b"proxy-connection:")
 
@@ -276,33 +272,10 @@ def _pump_and_end(source: socket.socket, sink: socket.socket) -> None:
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:
-    """Passes on everything from SOURCE to SINK: within the kernel, where it can."""
-    with _pipe() as (readable, writable):
-        while True:
-            try:
-                count = os.splice(source.fileno(), writable, _PIPE)
-            except OSError as error:
-                if error.errno not in _NO_SPLICE:
-                    raise
-                break
-            if count == 0:
-                return
-            while count:
-                count -= os.splice(readable, sink.fileno(), count)
-    while data := source.recv(_CHUNK):
-        sink.sendall(data)
-
-
-@contextlib.contextmanager
-def _pipe() -> Iterator[tuple[int, int]]:
-    readable, writable = os.pipe2(os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # more is faster, where the user may have it
-            fcntl.fcntl(writable, fcntl.F_SETPIPE_SZ, _PIPE)
-        yield readable, writable
-    finally:
-        os.close(readable)
-        os.close(writable)
+    """Passes on everything from SOURCE to SINK."""
+    room = memoryview(bytearray(_PUMPED))
+    while count := source.recv_into(room):
+        sink.sendall(room[:count])
 
 
 _shared: list[CheckedProxy] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import errno
 import os
 import socket
 import threading
@@ -49,17 +48,6 @@ def proxy(monkeypatch):
     made.close()
 
 
-@pytest.fixture(params=["splice", "copy"])
-def way(request, monkeypatch):
-    """Also where the kernel cannot splice."""
-    if request.param == "copy":
-
-        def splice(*_):
-            raise OSError(errno.EINVAL, "no")
-
-        monkeypatch.setattr(checked_proxy.os, "splice", splice)
-
-
 def connected(proxy):
     found = socket.create_connection(("127.0.0.1", proxy._listener.getsockname()[1]), 20)
     found.settimeout(20)
@@ -86,7 +74,7 @@ def asked(proxy, text):
         return everything(client)
 
 
-def test_a_tunnel_passes_every_byte_both_ways(proxy, way):
+def test_a_tunnel_passes_every_byte_both_ways(proxy):
     sent = os.urandom(3 << 20)
 
     def echo(connection):
@@ -120,7 +108,7 @@ def requests_of(connection, answers):
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(head), head))
 
 
-def test_requests_by_http_are_passed_on_without_the_pass(proxy, way):
+def test_requests_by_http_are_passed_on_without_the_pass(proxy):
     server = Listener(lambda connection: requests_of(connection, 2))
     given = proxy.issue()
     url = f"http://{SERVER}:{server.port}"
