@@ -20,7 +20,6 @@ from agent.accounting.attribution import (
     credible_owners,
     examine,
     undeclared_overuse,
-    with_found_pids,
 )
 from agent.accounting.overuse import Histories, Offence, OffenceKind, OverusePolicy, due, track
 from agent.accounting.presence import own_pod
@@ -86,12 +85,6 @@ class Auditor:
             replace(process, place=None) if process.place and process.place.uid == own else process
             for process in processes
         )
-
-    def with_found_pids(
-        self, readings: Mapping[str, Reading], processes: tuple[ProcessInfo, ...], claimed: Collection[int]
-    ) -> Mapping[str, Reading]:
-        """Returns READINGS with the PIDs of owners that no lock names: see `attribution.with_found_pids`."""
-        return with_found_pids(readings, processes, claimed)
 
     def owners(
         self, claims: Mapping[int, Collection[str]], processes: tuple[ProcessInfo, ...]
@@ -159,18 +152,14 @@ class Auditor:
         self, survey: Survey, readings: Mapping[str, Reading], measured: Mapping[str, Mapping[int, int]]
     ) -> None:
         """Reports the overuse that lasts, and evicts the pods for which it lasts too long."""
+        allocations = {allocation.id: allocation for allocation in self._store.table.allocations}
+        readings = {key: reading for key, reading in readings.items() if key in allocations}
         bypasses = {bypass.allocation.id: bypass for bypass in survey.bypasses}
         over = {key: bypass.over for key, bypass in bypasses.items() if bypass.over}
-        for allocation in self._store.table.allocations:
-            undeclared = (
-                undeclared_overuse(allocation, readings[allocation.id], measured)
-                if allocation.id in readings
-                else {}
-            )
-            if (
-                undeclared
-            ):  # where the container has processes without the library too, `over` counts both already
-                over[allocation.id] = {**undeclared, **over.get(allocation.id, {})}
+        for key, reading in readings.items():
+            if undeclared := undeclared_overuse(allocations[key], reading, measured):
+                # Where the container has processes without the library too, `over` counts both already.
+                over[key] = {**undeclared, **over.get(key, {})}
         beyond = {
             key: sizes
             for key, reading in readings.items()
@@ -187,28 +176,23 @@ class Auditor:
         now = self._now()
         self._histories, fresh = track(self._histories, offences, now)
         for offence in fresh:
+            key, allocation = offence.allocation, allocations[offence.allocation]
             if offence.kind is OffenceKind.WITHOUT_LIBRARY:
-                self._report_bypass(bypasses[offence.allocation])
+                self._report_bypass(bypasses[key])
             elif offence.kind is OffenceKind.OVER:
-                self._report_over(
-                    offence.allocation,
-                    over[offence.allocation],
-                    with_library=offence.allocation not in bypasses,
-                )
+                self._report_over(allocation, offence, _amounts(over[key]), with_library=key not in bypasses)
             elif offence.kind is OffenceKind.GROWTH:
-                self._report_growth(offence)
+                self._report_growth(allocation, offence)
             else:
-                self._report_beyond(offence.allocation, beyond[offence.allocation])
+                self._report_beyond(allocation, offence, _amounts(beyond[key]))
         for offence in due(self._policy, self._histories, offences, now):
-            offender = self._store.table.find(offence.allocation)
-            if offender is not None:
-                self._evict(offender, offence)
+            self._evict(allocations[offence.allocation], offence)
 
     def _report_bypass(self, bypass: LibraryBypass) -> None:
         text = bypass.text(units.format_bytes)
         self._log.warning("process without the library", allocation=bypass.allocation.id,
                           container=bypass.allocation.name, detail=text)  # fmt: skip
-        self._event(
+        self._consumer_pods.event(
             bypass.allocation,
             "Warning",
             "ProcessWithoutLibrary",
@@ -216,11 +200,9 @@ class Auditor:
             "against the container's quota, and nothing limits it",
         )
 
-    def _report_over(self, allocation_id: str, over: Mapping[str, int], *, with_library: bool) -> None:
-        allocation = self._store.table.find(allocation_id)
-        if allocation is None:
-            return
-        text = _amounts(over)
+    def _report_over(
+        self, allocation: Allocation, offence: Offence, text: str, *, with_library: bool
+    ) -> None:
         self._log.error("container exceeds its quota", allocation=allocation.id, container=allocation.name,
                         over=text, policy=self._policy.mode)  # fmt: skip
         why = (
@@ -229,18 +211,16 @@ class Auditor:
             if with_library
             else ""
         )
-        ends = self._consequence(OffenceKind.OVER, over) or "its neighbours may run out of memory"
-        self._event(allocation, "Warning", "GPUMemoryOveruse", f"holds {text} beyond its quota{why}; {ends}")
+        ends = self._consequence(offence) or "its neighbours may run out of memory"
+        self._consumer_pods.event(
+            allocation, "Warning", "GPUMemoryOveruse", f"holds {text} beyond its quota{why}; {ends}"
+        )
 
-    def _report_beyond(self, allocation_id: str, beyond: Mapping[str, int]) -> None:
-        allocation = self._store.table.find(allocation_id)
-        if allocation is None:
-            return
-        text = _amounts(beyond)
+    def _report_beyond(self, allocation: Allocation, offence: Offence, text: str) -> None:
         self._log.warning("container exceeds its current limit", allocation=allocation.id,
                           container=allocation.name, over=text, policy=self._policy.mode)  # fmt: skip
-        ends = self._consequence(OffenceKind.LIMIT, beyond) or "no pod is evicted"
-        self._event(
+        ends = self._consequence(offence) or "no pod is evicted"
+        self._consumer_pods.event(
             allocation,
             "Warning",
             "GPULimitExceeded",
@@ -248,13 +228,10 @@ class Auditor:
             f"programs get no more until they have freed as much; {ends}",
         )
 
-    def _report_growth(self, offence: Offence) -> None:
-        allocation = self._store.table.find(offence.allocation)
-        if allocation is None:
-            return
+    def _report_growth(self, allocation: Allocation, offence: Offence) -> None:
         size = units.format_bytes(offence.bytes_over)
-        ends = self._consequence(OffenceKind.GROWTH, {"": offence.bytes_over}) or "no pod is evicted"
-        self._event(
+        ends = self._consequence(offence) or "no pod is evicted"
+        self._consumer_pods.event(
             allocation,
             "Warning",
             "LedgerTruncated",
@@ -262,9 +239,9 @@ class Auditor:
             f"{ends}",
         )
 
-    def _consequence(self, kind: OffenceKind, over: Mapping[str, int]) -> str:
+    def _consequence(self, offence: Offence) -> str:
         policy = self._policy
-        if not policy.evicts(kind) or sum(over.values()) <= policy.above:
+        if not policy.evicts(offence.kind) or offence.bytes_over <= policy.above:
             return ""
         would = "is" if policy.mode == "evict" else "would be (dry run)"
         return f"the pod {would} evicted if that lasts {policy.grace:g} seconds more"
@@ -300,7 +277,7 @@ class Auditor:
                 container=allocation.name,
                 minutes=minutes,
             )
-            self._event(
+            self._consumer_pods.event(
                 allocation,
                 "Normal",
                 "LibraryNotAttached",
@@ -333,7 +310,7 @@ class Auditor:
                 else f"holds {size} more than it may"
             )
             text = f"evicted: {what} for {self._policy.grace:g} seconds"
-            self._event(allocation, "Warning", "EvictionPending", text)
+            self._consumer_pods.event(allocation, "Warning", "EvictionPending", text)
         for pod in due_pods:
             self._evictions_requested[pod.uid] = now
             task = asyncio.get_running_loop().create_task(self._request_eviction(pod))
@@ -359,9 +336,6 @@ class Auditor:
         else:
             self._counters.evictions += 1
             self._log.warning("pod evicted for overuse", pod=str(pod))
-
-    def _event(self, allocation: Allocation, kind: str, reason: str, text: str) -> None:
-        self._consumer_pods.event(allocation, kind, reason, text)
 
 
 def _beyond_limit(reading: Reading) -> dict[str, int]:

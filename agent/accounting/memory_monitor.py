@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
 
 import vcuda
+from agent.accounting.attribution import Memory, with_found_pids
+from agent.accounting.auditor import Auditor
+from agent.accounting.processes import ProcessInfo
 from agent.inventory.source import Source
 from agent.ledgers import usage
 from agent.persistence.store import Store
@@ -20,7 +22,7 @@ from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.yielding import with_breaks
 
-__all__ = ["Audit", "MeasuredAllocation", "MemoryMonitor"]
+__all__ = ["MeasuredAllocation", "MemoryMonitor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,49 +33,18 @@ class MeasuredAllocation:
     memory: Mapping[str, int] | None
 
 
-Memory = Mapping[str, Mapping[int, int]]
-Seen = TypeVar("Seen")
-
-
-class Audit(Protocol[Seen]):
-    """Finds the containers of processes that have no slot in a ledger."""
-
-    def read_processes(self, measured: Memory, claimed: Collection[int]) -> Seen:
-        """Reads the processes that were measured and those with slots in ledgers; in the measuring thread."""
-        ...
-
-    def with_found_pids(
-        self, readings: Mapping[str, usage.Reading], processes: Seen, claimed: Collection[int]
-    ) -> Mapping[str, usage.Reading]:
-        """Returns READINGS with the PIDs of living owners that no lock names. CLAIMED: PIDs that locks name."""
-        ...
-
-    def owners(self, claims: Mapping[int, Collection[str]], processes: Seen) -> Mapping[int, str]:
-        """Returns the allocation ID of each process that holds a slot, by PID. CLAIMS: the ledgers with its slots."""
-        ...
-
-    def audit(
-        self,
-        measured: Memory,
-        processes: Seen,
-        owners: Mapping[int, str],
-        readings: Mapping[str, usage.Reading],
-    ) -> Mapping[str, Mapping[str, int]]:
-        """Returns the bytes of processes without a slot, by allocation ID and GPU. OWNERS: IDs by PID of all others."""
-        ...
-
-
 class MemoryMonitor:
-    """Publishes in the limits pages of STORE what SOURCE measures, every INTERVAL seconds."""
+    """Publishes in the limits pages of STORE what SOURCE measures, every INTERVAL seconds.
 
-    def __init__(
-        self, store: Store, source: Source, interval: float, audit: Audit[Any] | None = None
-    ) -> None:
+    AUDITOR finds the containers of processes that have no slot in a ledger.
+    """
+
+    def __init__(self, store: Store, source: Source, interval: float, auditor: Auditor) -> None:
         self.last: dict[str, MeasuredAllocation] = {}
         self._store = store
         self._source = source
         self._interval = interval
-        self._audit = audit
+        self._auditor = auditor
         self._reported = LogOnce()
         self._grew: set[str] = set()  # in the last round
         self._log = get_logger("memory_monitor")
@@ -97,9 +68,11 @@ class MemoryMonitor:
         after |= await self._readings(
             [allocation for allocation in allocations if allocation.id in measured_of]
         )
-        before, after = self._with_found_pids(before, processes), self._with_found_pids(after, processes)
+        before, after = (
+            with_found_pids(readings, processes, _claims(readings)) for readings in (before, after)
+        )
         claims = _claims(before, after)
-        owners = self._audit.owners(claims, processes) if self._audit is not None else _sole(claims)
+        owners = self._auditor.owners(claims, processes)
         self._update_bounds(claims, owners, measured, {})
         if measured is not None:
             self._store.dirs.recent.end(begun)
@@ -111,9 +84,7 @@ class MemoryMonitor:
             )
             for allocation in allocations
         }
-        without_library: Mapping[str, Mapping[str, int]] = {}
-        if self._audit is not None:
-            without_library = self._audit.audit(measured or {}, processes, owners, after)
+        without_library = self._auditor.audit(measured or {}, processes, owners, after)
         self._store.without_library = without_library
         self._update_bounds(claims, owners, measured, without_library)
         async for allocation in with_breaks(allocations):
@@ -141,18 +112,9 @@ class MemoryMonitor:
         paths = {allocation.id: self._store.dirs.path(allocation.id) for allocation in allocations}
         return await asyncio.to_thread(lambda: {key: usage.read(path) for key, path in paths.items()})
 
-    def _with_found_pids(
-        self, readings: dict[str, usage.Reading], processes: Any
-    ) -> dict[str, usage.Reading]:
-        if self._audit is None or not any(
-            process.nameless for reading in readings.values() for process in reading.processes
-        ):
-            return readings
-        return {**self._audit.with_found_pids(readings, processes, _claims(readings))}
-
-    def _measure(self, claimed: Collection[int]) -> tuple[Memory | None, Any]:
+    def _measure(self, claimed: Collection[int]) -> tuple[Memory | None, tuple[ProcessInfo, ...]]:
         measured = self._source.process_memory()
-        return measured, self._audit.read_processes(measured or {}, claimed) if self._audit else ()
+        return measured, self._auditor.read_processes(measured or {}, claimed)
 
     def _update_bounds(
         self,
@@ -230,11 +192,6 @@ def _claims(*several: Mapping[str, usage.Reading]) -> dict[int, set[str]]:
             for pid in reading.pids:
                 claims.setdefault(pid, set()).add(key)
     return claims
-
-
-def _sole(claims: Mapping[int, Collection[str]]) -> dict[int, str]:
-    """The processes that one allocation alone claims."""
-    return {pid: next(iter(keys)) for pid, keys in claims.items() if len(keys) == 1}
 
 
 def _measured_of(before: Mapping[str, usage.Reading], measured: Memory | None) -> Collection[str]:

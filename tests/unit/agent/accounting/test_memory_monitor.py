@@ -53,6 +53,10 @@ class World:
         return {GPU: {os.getpid(): 5 * GIB}}
 
 
+SEEN = ()
+"""The processes that a stand-in for the auditor has read."""
+
+
 class Audit:
     """Finds one process of so many bytes without the library."""
 
@@ -61,13 +65,13 @@ class Audit:
 
     def read_processes(self, measured, claimed):
         assert claimed == {os.getpid()}
-        return "seen"
+        return SEEN
 
     def owners(self, claims, sightings):
         return {pid: next(iter(keys)) for pid, keys in claims.items()}
 
     def audit(self, measured, sightings, owners, readings):
-        assert sightings == "seen"
+        assert sightings is SEEN
         assert owners == {os.getpid(): self.world.allocation.id}
         assert set(readings) == {self.world.allocation.id}
         return {self.world.allocation.id: {GPU: self.count}}
@@ -77,7 +81,7 @@ def published(tmp_path, monkeypatch, before, after):
     vcuda.create_limits(tmp_path / contract.LIMITS_FILE, bytes(16), [vcuda.GpuLimit(GPU, 8 * GIB)])
     world = World(tmp_path, before, after)
     monkeypatch.setattr(usage, "read", world.read)
-    asyncio.run(MemoryMonitor(world, world, 1.0).round())
+    asyncio.run(MemoryMonitor(world, world, 1.0, Audit(world, 0)).round())
     return vcuda.read_limits(tmp_path / contract.LIMITS_FILE).gpus[0].undeclared_bytes
 
 

@@ -11,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vcuda
+from agent.accounting.auditor import Auditor
 from agent.accounting.memory_monitor import MemoryMonitor
+from agent.accounting.overuse import OverusePolicy
+from agent.apiserver import NoCluster
 from agent.ledgers.trust import Ceiling, RecentLimits, believed, ceiling
 from agent.ledgers.usage import Reading
+from agent.telemetry.counters import Counters
 from gigaslice.allocation import start_decision
 from gigaslice.allocation.table import AllocationOptions, LiveLimit
 from gigaslice.limits import live_limits
@@ -262,7 +266,8 @@ def test_a_ledger_that_is_being_written_all_the_time_is_not_waited_for(store, vi
         ledger.slot(0, GIB)
         early = store.reading(liar.id)
         assert early.problem and early.pids == (pid,) and early.present() == {uuid(0): 4 * GIB}
-        asyncio.run(MemoryMonitor(store, SimpleNamespace(process_memory=lambda: None), 1.0).round())
+        auditor = Auditor(store, NoCluster(), OverusePolicy(), Counters())
+        asyncio.run(MemoryMonitor(store, SimpleNamespace(process_memory=lambda: None), 1.0, auditor).round())
         assert store.reading(liar.id).present() == {uuid(0): GIB}
         assert store.reading(victim.id).problem is None
         store.ensure(liar)
