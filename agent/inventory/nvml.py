@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pynvml
 
 from agent.inventory import nvml_health, sysfs
+from agent.inventory.nvml_health import asked
 from agent.inventory.session import Session, SessionBusyError
 from agent.inventory.source import GpuEvent, Inventory, Vitals
 from gigaslice import units
@@ -26,7 +27,6 @@ from gigaslice.model import Gpu, Topology, count_slices
 
 __all__ = ["NvmlSource"]
 
-_T = TypeVar("_T")
 _REMEDY = (
     "install the NVIDIA driver and give this process its libraries and devices (runtimeClassName nvidia), "
     "or list GPUs in a file with --inventory FILE"
@@ -154,7 +154,7 @@ class NvmlSource:
             warnings.append("errors of the GPUs cannot be heard: NVML's events fail")
         ends = _all_link_ends(gpus, warnings)
         topology = Topology.build(_levels(gpus), _nvlinks(gpus, ends))
-        driver = _asked(lambda: _text(pynvml.nvmlSystemGetDriverVersion())) or ""
+        driver = asked(lambda: _text(pynvml.nvmlSystemGetDriverVersion())) or ""
         properties = {
             gpu.gpu.uuid: _properties(gpu.handle, driver, links)
             for gpu, links in zip(gpus, ends, strict=True)
@@ -204,7 +204,7 @@ class NvmlSource:
     def _leave(self) -> None:
         self._listener.close()
         self._gpus, self._sampled = {}, {}
-        _asked(pynvml.nvmlShutdown)
+        asked(pynvml.nvmlShutdown)
 
     def _count(self) -> int:
         try:
@@ -233,7 +233,7 @@ class NvmlSource:
             size, unit = units.format_bytes(memory), units.format_bytes(self._slice_bytes)
             warnings.append(f"GPU {index} ({uuid}) is left out: its {size} are less than one slice of {unit}")
             return None
-        bus_id = _asked(lambda: _text(pynvml.nvmlDeviceGetPciInfo(handle).busId)) or ""
+        bus_id = asked(lambda: _text(pynvml.nvmlDeviceGetPciInfo(handle).busId)) or ""
         node = sysfs.numa_node(bus_id, self._sysfs_root)
         if node is None:
             node = _memory_affinity(handle)
@@ -251,9 +251,9 @@ def _lost(answers: Mapping[str, Vitals]) -> frozenset[str]:
 def _handles() -> dict[str, Any]:
     """The GPUs that the driver shows now, by UUID."""
     handles = {}
-    for index in range(_asked(pynvml.nvmlDeviceGetCount) or 0):
-        handle = _asked(lambda index=index: pynvml.nvmlDeviceGetHandleByIndex(index))  # type: ignore[misc]
-        uuid = None if handle is None else _asked(lambda handle=handle: pynvml.nvmlDeviceGetUUID(handle))  # type: ignore[misc]
+    for index in range(asked(pynvml.nvmlDeviceGetCount) or 0):
+        handle = asked(lambda index=index: pynvml.nvmlDeviceGetHandleByIndex(index))  # type: ignore[misc]
+        uuid = None if handle is None else asked(lambda handle=handle: pynvml.nvmlDeviceGetUUID(handle))  # type: ignore[misc]
         if uuid is not None:
             handles[_text(uuid)] = handle
     return handles
@@ -261,14 +261,6 @@ def _handles() -> dict[str, Any]:
 
 def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-def _asked(query: Callable[[], _T]) -> _T | None:
-    """The answer, or None where the driver has none."""
-    try:
-        return query()
-    except pynvml.NVMLError:
-        return None
 
 
 def _samples(handle: Any, since: int) -> Sequence[Any]:
@@ -284,21 +276,21 @@ def _samples(handle: Any, since: int) -> Sequence[Any]:
 
 def _usable_memory(handle: Any) -> int:
     """Bytes programs can have: what the driver keeps for itself is part of the total and of no program's share."""
-    with_reserved = _asked(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
+    with_reserved = asked(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
     if with_reserved is not None:
         return int(with_reserved.total) - int(with_reserved.reserved)
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
 
 
 def _mig_enabled(handle: Any) -> bool:
-    mode = _asked(lambda: pynvml.nvmlDeviceGetMigMode(handle))
+    mode = asked(lambda: pynvml.nvmlDeviceGetMigMode(handle))
     return mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
 
 def _memory_affinity(handle: Any) -> int | None:
     """NUMA node nearest to the GPU by the driver's word; for machines whose sysfs does not show it."""
     scope = pynvml.NVML_AFFINITY_SCOPE_NODE
-    words = _asked(lambda: pynvml.nvmlDeviceGetMemoryAffinity(handle, _AFFINITY_WORDS, scope))
+    words = asked(lambda: pynvml.nvmlDeviceGetMemoryAffinity(handle, _AFFINITY_WORDS, scope))
     nodes = (
         64 * index + bit for index, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1
     )
@@ -309,15 +301,15 @@ def _levels(gpus: Sequence[_NvmlGpu]) -> list[list[int | None]]:
     def level(gpu: _NvmlGpu, other: _NvmlGpu) -> int | None:
         if gpu is other:
             return 0
-        return _asked(lambda: int(pynvml.nvmlDeviceGetTopologyCommonAncestor(gpu.handle, other.handle)))
+        return asked(lambda: int(pynvml.nvmlDeviceGetTopologyCommonAncestor(gpu.handle, other.handle)))
 
     return [[level(gpu, other) for other in gpus] for gpu in gpus]
 
 
 def _properties(handle: Any, driver: str, ends: _LinkEnds | None) -> dict[str, str]:
     """What selectors can ask for beside model and memory; what the driver does not tell is left out."""
-    architecture = _asked(lambda: int(pynvml.nvmlDeviceGetArchitecture(handle)))
-    capability = _asked(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+    architecture = asked(lambda: int(pynvml.nvmlDeviceGetArchitecture(handle)))
+    capability = asked(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     properties = {
         "architecture": _ARCHITECTURES.get(architecture or 0, ""),
         "computeCapability": f"{capability[0]}.{capability[1]}" if capability else "",
@@ -370,7 +362,7 @@ def _link_ends(handle: Any) -> _LinkEnds:
     peers: dict[tuple[int, str], int] = {}
     switches = 0
     for link in _active_links(handle):
-        kind = _asked(lambda link=link: pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))  # type: ignore[misc]
+        kind = asked(lambda link=link: pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))  # type: ignore[misc]
         if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             switches += 1
         elif kind in (pynvml.NVML_NVLINK_DEVICE_TYPE_GPU, None):
@@ -405,7 +397,7 @@ def _processes(handle: Any) -> dict[int, int] | None:
     used: dict[int, int] = {}
     answered = False
     for query in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
-        processes = _asked(lambda query=query: query(handle))  # type: ignore[misc]
+        processes = asked(lambda query=query: query(handle))  # type: ignore[misc]
         if processes is None:
             continue
         answered = True

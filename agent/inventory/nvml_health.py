@@ -17,7 +17,7 @@ import pynvml
 
 from agent.inventory.source import GpuEvent, Vitals
 
-__all__ = ["Listener", "vitals"]
+__all__ = ["Listener", "asked", "vitals"]
 
 _T = TypeVar("_T")
 _WANTED = int(pynvml.nvmlEventTypeXidCriticalError) | int(pynvml.nvmlEventTypeDoubleBitEccError)
@@ -40,8 +40,8 @@ def vitals(handle: Any) -> Vitals:
         if error.value in _LOST:
             return Vitals(lost=True)
         return Vitals(silent=f"the driver does not answer for it (NVML: {error})")
-    rows = _asked(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
-    count = _asked(
+    rows = asked(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
+    count = asked(
         lambda: pynvml.nvmlDeviceGetTotalEccErrors(
             handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
         )
@@ -55,7 +55,7 @@ def vitals(handle: Any) -> Vitals:
 
 
 def _recovery(handle: Any) -> str:
-    values = _asked(
+    values = asked(
         lambda: pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     )
     if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
@@ -113,7 +113,7 @@ class Listener:
         """Lets go of the event set. Not while another thread waits."""
         event_set, self._set = self._set, None
         if event_set is not None:
-            _asked(lambda: pynvml.nvmlEventSetFree(event_set))
+            asked(lambda: pynvml.nvmlEventSetFree(event_set))
 
     def _register(self, gpus: Mapping[str, Any]) -> None:
         self.close()
@@ -138,7 +138,7 @@ def _address(handle: Any) -> int:
     return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
 
 
-def _asked(query: Callable[[], _T]) -> _T | None:
+def asked(query: Callable[[], _T]) -> _T | None:
     """The answer, or None where the driver has none."""
     try:
         return query()

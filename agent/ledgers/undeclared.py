@@ -8,28 +8,15 @@ out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
-__all__ = ["Declared", "undeclared_bytes"]
+from vcuda import ProcessUsage
 
-
-class Declared(Protocol):
-    """A living process of a ledger: its PID where NVML counts PIDs, and bytes by GPU UUID."""
-
-    @property
-    def pid(self) -> int:
-        """PID in the node's namespace; 0 when no process holds the slot."""
-        ...
-
-    @property
-    def used(self) -> Mapping[str, int]:
-        """Bytes in the ledger."""
-        ...
+__all__ = ["undeclared_bytes"]
 
 
 def undeclared_bytes(
-    before: Iterable[Declared],
-    after: Iterable[Declared],
+    before: Iterable[ProcessUsage],
+    after: Iterable[ProcessUsage],
     measured: Mapping[str, Mapping[int, int]],
     gpus: Iterable[str],
 ) -> dict[str, int]:
@@ -43,7 +30,7 @@ def undeclared_bytes(
     earlier = {process.pid: process.used for process in before}
     living = [process for process in after if process.pid > 0]
 
-    def declared(process: Declared, gpu: str) -> int:
+    def declared(process: ProcessUsage, gpu: str) -> int:
         return max(process.used.get(gpu, 0), earlier.get(process.pid, {}).get(gpu, 0))
 
     return {
