@@ -22,7 +22,7 @@ from gigaslice.runtime.connection_bounds import ConnectionBounds
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["runner_of", "serve", "served"]
+__all__ = ["serve", "served"]
 
 _RETRY_SECONDS = 5.0
 _MOST_BODY = 8 << 20
@@ -31,14 +31,12 @@ _LEAVE_SECONDS = 5.0  # for requests to be answered at the end
 _CLOSE = {"Connection": "close"}
 
 
-def runner_of(
-    routes: Sequence[web.RouteDef], *middlewares: Middleware, most_body: int = _MOST_BODY
-) -> web.AppRunner:
+def _runner_of(routes: Sequence[web.RouteDef], middleware: Middleware, most_body: int) -> web.AppRunner:
     """Returns what answers by ROUTES, to be set up and given an address.
 
     A body is taken as it comes and never unpacked: a small one could become a large one.
     """
-    application = web.Application(client_max_size=most_body, middlewares=middlewares)
+    application = web.Application(client_max_size=most_body, middlewares=[middleware])
     application.add_routes(routes)
     logger = logging.Logger("aiohttp.server", logging.WARNING)
     logger.addHandler(_Failures())
@@ -126,7 +124,7 @@ async def served(
         finally:
             listener.answered(request.transport)
 
-    runner = runner_of(routes, in_turn, most_body=most_body)
+    runner = _runner_of(routes, in_turn, most_body)
     await runner.setup()
     listener = BoundedListener(cast(Callable[[], asyncio.Protocol], runner.server), bounds, context)
     try:

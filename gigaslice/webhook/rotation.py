@@ -18,9 +18,9 @@ import os
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, object_path
+from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, KubeClient, object_path
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.webhook.certificates import (
@@ -43,13 +43,6 @@ _CONFIGURATIONS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurat
 _ADMISSION = ("apis", "admissionregistration.k8s.io", "v1")
 
 
-class _Api(Protocol):
-    """What of the API server's client is used here."""
-
-    async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
-    async def put(self, path: str, body: object) -> dict[str, Any]: ...
-
-
 class WebhookCertificates:
     """The certificates of one webhook, of which every replica has an object of its own.
 
@@ -64,7 +57,7 @@ class WebhookCertificates:
 
     def __init__(
         self,
-        api: _Api,
+        api: KubeClient,
         *,
         namespace: str,
         secret: str,

@@ -10,9 +10,8 @@ import zlib
 
 import aiohttp
 import pytest
-from aiohttp import web
 
-from gigaslice.runtime.web_servers import runner_of
+from gigaslice.runtime import web_servers
 from gigaslice.webhook.server import routes
 from tests.unit.gigaslice.webhook.pods import facts, h100, pod
 from tests.unit.gigaslice.webhook.test_decisions import question
@@ -23,13 +22,10 @@ def posted(known, *bodies):
     counted = []
 
     async def run():
-        runner = runner_of(routes(lambda: known, lambda path, allowed: counted.append((path, allowed))))
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
         found = []
-        async with aiohttp.ClientSession() as session:
+        served_routes = routes(lambda: known, lambda path, allowed: counted.append((path, allowed)))
+        async with web_servers.served(served_routes) as listener, aiohttp.ClientSession() as session:
+            ((_, port), *_) = await listener.start("127.0.0.1", 0)
             for path in ("mutate", "validate"):
                 for body in bodies:
                     content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -38,7 +34,6 @@ def posted(known, *bodies):
                     ) as reply:
                         document = await reply.json() if reply.status == 200 else await reply.text()
                         found.append((reply.status, document))
-        await runner.cleanup()
         return found
 
     return asyncio.run(run()), counted
@@ -66,13 +61,9 @@ def served(send, known=None):
     """What SEND gets of a server, for which it is given the port."""
 
     async def run():
-        runner = runner_of(routes(lambda: known or facts()))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            return await send(runner.addresses[0][1])
-        finally:
-            await runner.cleanup()
+        async with web_servers.served(routes(lambda: known or facts())) as listener:
+            ((_, port), *_) = await listener.start("127.0.0.1", 0)
+            return await send(port)
 
     return asyncio.run(run())
 
