@@ -19,19 +19,18 @@ import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import datetime, timezone
 from typing import Any
 
-from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
+from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient
 from gigaslice.kubeapi.lease import Inherited, Leader
 from gigaslice.model import Pod
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import run_together
+from gigaslice.scheduler.pod_conditions import set_condition
 
 __all__ = ["Election"]
 
-STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _CONDITION = "gigaslice.io/Scheduler"
 _LEASE_SECONDS, _RETRY_SECONDS = 15.0, 2.0
 _IDLE_SECONDS = 12.5
@@ -46,7 +45,6 @@ _PATIENCE_SECONDS = 1.0  # of a request; kube-scheduler's own is two seconds
 _AGAIN_SECONDS = 0.5
 _POLL_SECONDS = 0.02
 _AT_ONCE = 16
-_WRITE_SECONDS = 5.0
 _OVER_SECONDS = 90.0
 """After a takeover every binding of before has been written or never will be: an API server gives up a request after 60
 seconds, and its sender has given it up before."""
@@ -200,20 +198,9 @@ class Election:
         return left
 
     async def _overtake_one(self, pod: Pod) -> bool:
-        path = object_path("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "status")
-        condition = {
-            "type": _CONDITION,
-            "status": "True",
-            "reason": "TakenOver",
-            "message": f"{self._identity} decides since its predecessor stopped; takeover {uuid.uuid4().hex[:8]}",
-            "lastTransitionTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        }
-        body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
+        message = f"{self._identity} decides since its predecessor stopped; takeover {uuid.uuid4().hex[:8]}"
         try:
-            answer = await self._client.request(
-                "PATCH", path, body=body, content=STRATEGIC_PATCH, seconds=_WRITE_SECONDS
-            )
-            self._put(answer.document())
+            self._put(await set_condition(self._client, pod, _CONDITION, "TakenOver", message))
         except ApiFailure as failure:
             if failure.status == NOT_FOUND:
                 return True

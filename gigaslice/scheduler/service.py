@@ -10,7 +10,6 @@ import asyncio
 import gc
 import platform
 import time
-from datetime import datetime, timezone
 from typing import Any
 
 from gigaslice.classes.resource_class import parse_resource_class
@@ -19,7 +18,7 @@ from gigaslice.cluster.state import ClusterState
 from gigaslice.dataset.objects import parse_dataset, parse_dataset_node
 from gigaslice.errors import MissingError
 from gigaslice.kubeapi.access import Access, find_access
-from gigaslice.kubeapi.client import ApiFailure, KubeClient, object_path
+from gigaslice.kubeapi.client import ApiFailure, KubeClient
 from gigaslice.kubeapi.cluster_objects import (
     CLASSES_PATH,
     NODES_PATH,
@@ -43,10 +42,11 @@ from gigaslice.runtime.tasks import run_together
 from gigaslice.runtime.web_servers import served
 from gigaslice.scheduler.binding import Binder
 from gigaslice.scheduler.datasets import DatasetIndex
-from gigaslice.scheduler.election import STRATEGIC_PATCH, Election
+from gigaslice.scheduler.election import Election
 from gigaslice.scheduler.http_api import HttpApi
 from gigaslice.scheduler.metrics import METRICS, SchedulerMetrics
 from gigaslice.scheduler.placer import Placer
+from gigaslice.scheduler.pod_conditions import set_condition
 from gigaslice.scheduler.settings import SchedulerSettings
 
 __all__ = ["SchedulerService", "run"]
@@ -240,17 +240,10 @@ class SchedulerService:
 
     async def _wake_one(self, pod: Pod) -> None:
         """Writes a condition of our own: a change of the pod, for which every kube-scheduler tries it again."""
-        path = object_path("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "status")
-        condition = {
-            "type": _CONDITION,
-            "status": "True",
-            "reason": "RoomAppeared",
-            "message": "GPUs that fit have become free",
-            "lastTransitionTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        }
-        body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
         try:
-            await self._client.request("PATCH", path, body=body, content=STRATEGIC_PATCH, seconds=5.0)
+            await set_condition(
+                self._client, pod, _CONDITION, "RoomAppeared", "GPUs that fit have become free"
+            )
         except ApiFailure as failure:
             if failure.status not in (404, 409) and self._reported.new("wake", str(failure)):
                 self._log.warning("waiting pod not handed back", pod=str(pod), detail=str(failure))
