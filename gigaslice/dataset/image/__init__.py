@@ -1,14 +1,13 @@
 """The image of a dataset: one EROFS file system whose layout follows from the listing alone. Pure.
 
 `plan` says where every file's bytes belong before any of them has arrived, so they can be written in any order, by many
-at once, and again after a crash. `pieces` gives a whole image in order, `ranges` cuts it into what a transfer hashes,
-`read_tree` reads one back and was written from the format, not from the writer.
+at once, and again after a crash. `ranges` cuts an image into what a transfer hashes, `read_tree` reads one back and was
+written from the format, not from the writer.
 """
 
 from gigaslice.dataset.image.plan import LAYOUT_VERSION, Extents, ImagePlan, plan
 from gigaslice.dataset.image.ranges import MAX_RANGE_BYTES, MAX_RANGE_FILES, ImageRange, ranges
 from gigaslice.dataset.image.reader import ImageEntry, read_tree
-from gigaslice.dataset.image.whole import pieces
 
 __all__ = [
     "LAYOUT_VERSION",
@@ -18,7 +17,6 @@ __all__ = [
     "ImageEntry",
     "ImagePlan",
     "ImageRange",
-    "pieces",
     "plan",
     "ranges",
     "read_tree",

@@ -5,8 +5,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gigaslice.dataset.digest import hasher
-from gigaslice.dataset.errors import ImageError, ListingError
-from gigaslice.dataset.image import ImageEntry, ImagePlan, pieces, plan, ranges, read_tree
+from gigaslice.dataset.errors import ListingError
+from gigaslice.dataset.image import ImageEntry, ImagePlan, plan, ranges, read_tree
 from gigaslice.dataset.image.plan import INLINE_BYTES
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
 from tests.fakes.images import content, listed, listings, written
@@ -66,27 +66,6 @@ def test_parts_do_not_overlap_and_are_in_order(listing: Listing) -> None:
         assert offset >= end
         end = offset + size
     assert end <= made.size
-
-
-@given(listings())
-def test_pieces_are_the_image(listing: Listing) -> None:
-    made = plan(listing)
-    files = [one for one in listing.entries if one.kind is FILE]
-    asked = []
-
-    def read(number: int) -> list[bytes]:
-        asked.append(number)
-        whole = content(files[number].path, files[number].size)
-        return [whole[:7], whole[7:]]
-
-    assert b"".join(pieces(made, read)) == written(made)
-    assert asked == [number for number in made.extents().by_offset() if files[number].size]
-
-
-@pytest.mark.parametrize("data", [b"1234", b"123456"])
-def test_pieces_of_a_file_that_changed(data: bytes) -> None:
-    with pytest.raises(ImageError, match="5 are planned"):
-        list(pieces(plan(listed([(b"a", 5)])), lambda number: [data]))
 
 
 def test_the_bytes_of_images_stay_what_they_are() -> None:
