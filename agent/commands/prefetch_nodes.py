@@ -51,14 +51,12 @@ class ChosenNodes:
         names: The nodes, in the order in which they are served.
         holders: Those of them that have the dataset already, as far as is known.
         refused: What was asked for by name and cannot be, with why.
-        sources: The canonical sources of the datasets, where they could be read.
         notes: What is to be known about the choice, a sentence each.
     """
 
     names: tuple[str, ...]
     holders: frozenset[str] = frozenset()
     refused: Mapping[str, str] | None = None
-    sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -100,7 +98,7 @@ async def choose_nodes(
     else:
         names, refused = choose(_key(namespace, request), list(candidates.values()), choice.count), {}
         _check_number(names, candidates, choice, notes)
-    return ChosenNodes(names, frozenset(holders & set(names)), refused, sources, tuple(notes))
+    return ChosenNodes(names, frozenset(holders & set(names)), refused, tuple(notes))
 
 
 def _key(namespace: str, request: VolumeRequest) -> str:

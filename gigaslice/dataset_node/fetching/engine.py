@@ -139,7 +139,7 @@ class _Fetch:
         with self._opened():
             have = self._bitmap.count
             self._left = self._units.count - have
-            self._meter = ProgressMeter(self._units.bytes, self._units.count, self._have_bytes(have), have)
+            self._meter = ProgressMeter(self._units.bytes, self._have_bytes(have))
             if started is not None:
                 started(self._meter)
             self._write_metadata()
@@ -353,7 +353,7 @@ class _Fetch:
             return
         self._bitmap.mark([unit.number for unit in written])
         self._bitmap.flush()
-        self._meter.arrived(sum(unit.size for unit in written), len(written))
+        self._meter.arrived(sum(unit.size for unit in written))
         with self._wake:
             self._left -= len(written)
             if self._left <= 0:
@@ -398,7 +398,6 @@ class _Fetch:
         if not error.retry or failures >= TRIES:
             self._fail(error if not error.retry else SourceError(f"{error} ({failures} tries)", retry=True))
             return
-        self._meter.retried()
         busy = isinstance(error, SourceBusyError)
         delay = backoff(failures, error.retry_after if isinstance(error, SourceBusyError) else 0.0)
         with self._wake:

@@ -21,14 +21,10 @@ class Progress:
     bytes: int
     """That are there, with those of earlier attempts."""
     total_bytes: int
-    files: int
-    """Units that are there; a large file has several."""
-    total_files: int
     fetched: int
     """Bytes that this attempt has read from the source."""
     rate: float
     """Bytes per second, over the last ten seconds."""
-    retries: int = 0
 
     @property
     def fraction(self) -> float:
@@ -48,31 +44,23 @@ class ProgressMeter:
 
     Args:
         total_bytes: Of all files.
-        total_files: Units.
         have_bytes: What is there already.
-        have_files: Likewise.
     """
 
     def __init__(
-        self,
-        total_bytes: int,
-        total_files: int,
-        have_bytes: int = 0,
-        have_files: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        self, total_bytes: int, have_bytes: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._total = total_bytes, total_files
-        self._had = have_bytes, have_files
-        self._bytes = self._files = self._read = self._retries = 0
+        self._total = total_bytes
+        self._had = have_bytes
+        self._bytes = self._read = 0
         self._samples: deque[tuple[float, int]] = deque([(clock(), 0)])
 
-    def arrived(self, size: int, files: int) -> None:
+    def arrived(self, size: int) -> None:
         """Adds what is complete in the image."""
         with self._lock:
             self._bytes += size
-            self._files += files
             now = self._clock()
             if now - self._samples[-1][0] >= _SAMPLE_SECONDS:
                 self._samples.append((now, self._bytes))
@@ -84,11 +72,6 @@ class ProgressMeter:
         with self._lock:
             self._read += size
 
-    def retried(self) -> None:
-        """Counts a read that failed and is tried again."""
-        with self._lock:
-            self._retries += 1
-
     def now(self) -> Progress:
         """The present state."""
         with self._lock:
@@ -96,12 +79,4 @@ class ProgressMeter:
             began, before = self._samples[0]
             span = now - began
             rate = (self._bytes - before) / span if span > 0 else 0.0
-            return Progress(
-                self._had[0] + self._bytes,
-                self._total[0],
-                self._had[1] + self._files,
-                self._total[1],
-                self._read,
-                rate,
-                self._retries,
-            )
+            return Progress(self._had + self._bytes, self._total, self._read, rate)

@@ -117,22 +117,22 @@ def test_who_gives_up_lets_the_next_one_pass():
 
 def test_progress_counts_what_was_there_and_tells_the_time_left():
     now = [0.0]
-    meter = ProgressMeter(1000, 10, 200, 2, clock=lambda: now[0])
+    meter = ProgressMeter(1000, 200, clock=lambda: now[0])
     assert meter.now().fraction == 0.2
     assert meter.now().eta is None
     for _ in range(4):
         now[0] += 1
         meter.read(120)
-        meter.arrived(100, 1)
+        meter.arrived(100)
     found = meter.now()
-    assert (found.bytes, found.files, found.fetched) == (600, 6, 480)
+    assert (found.bytes, found.fetched) == (600, 480)
     assert found.rate == pytest.approx(100)
     assert found.eta == pytest.approx(4)
     now[0] += 60
-    meter.arrived(400, 4)
+    meter.arrived(400)
     assert meter.now().eta == 0.0
     assert meter.now().fraction == 1.0
-    assert ProgressMeter(0, 0).now().fraction == 1.0
+    assert ProgressMeter(0).now().fraction == 1.0
 
 
 def test_delays_grow_to_a_bound_and_heed_the_server():

@@ -25,7 +25,7 @@ class Work:
 
     async def __call__(self, flight):
         self.starts += 1
-        flight.started(ProgressMeter(100, 1, int(self._done * 100)))
+        flight.started(ProgressMeter(100, int(self._done * 100)))
         self.begun.set()
         try:
             await self.go.wait()

@@ -95,9 +95,9 @@ class Site:
         )
 
     async def fetch(self, plan, listing, source, part, *, task, started):
-        meter = ProgressMeter(100, 1)
+        meter = ProgressMeter(100)
         started(meter)
-        meter.arrived(80, 0)
+        meter.arrived(80)
         self.begun += 1
         await self.go.wait()
         if self.failure is not None:
