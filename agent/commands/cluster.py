@@ -38,7 +38,6 @@ from gigaslice.kubeapi.cluster_objects import (
 from gigaslice.model import AnnotationRights, Pod
 from gigaslice.role_settings import kubernetes_service
 from gigaslice.text import plain
-from gigaslice.views.collect import WaitingSince
 
 __all__ = [
     "ClusterContent",
@@ -75,16 +74,7 @@ class ClusterContent:
     state: ClusterState
     pods: dict[str, Pod] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    created: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def waiting(self) -> list[WaitingSince]:
-        """The pods without a node, the oldest first."""
-        pods = [
-            WaitingSince(pod, self.created.get(uid, "")) for uid, pod in self.pods.items() if not pod.node
-        ]
-        return sorted(pods, key=lambda pod: (pod.since, str(pod.pod)))
 
 
 def target(
@@ -202,7 +192,6 @@ async def _pods(client: KubeClient, content: ClusterContent) -> None:
             content.names[pod.uid] = str(pod)
             if any(container.requests for container in pod.containers):
                 content.pods[pod.uid] = pod
-                content.created[pod.uid] = pod.created
     except ApiFailure as error:
         _unless_forbidden(error, content, "pods may not be listed, so what is free is what agents say")
 

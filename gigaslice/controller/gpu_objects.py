@@ -123,13 +123,13 @@ def _of_gpu(node: ReportingNode, gpu: InventoryGpu) -> DesiredObject:
         "rawResourceName": gpu.resource,
         "properties": {key: value[:_MOST_TEXT] for key, value in gpu.all_properties(node.name).items()},
     }
-    return DesiredObject({}, _owner(node), spec, _status(phase, reason, holders, gpu.gpu.slice_bytes))
+    return DesiredObject(_owner(node), spec, _status(phase, reason, holders, gpu.gpu.slice_bytes))
 
 
 def _lost(node: ReportingNode, gpu: str, present: StoredObject, reason: str) -> DesiredObject:
     """The object of a GPU that the node does not report: as it was, without saying how much memory is used."""
     return DesiredObject(
-        {}, _owner(node), present.spec, _status(GpuPhase.LOST, reason, node.holders.get(gpu, ()), 0)
+        _owner(node), present.spec, _status(GpuPhase.LOST, reason, node.holders.get(gpu, ()), 0)
     )
 
 

@@ -49,7 +49,6 @@ class ObjectWrite:
 class DesiredObject:
     """What the controller sets of an object. status: None where it sets none, and the present one stays."""
 
-    labels: Mapping[str, str] = field(default_factory=dict)
     owners: tuple[Document, ...] = ()
     spec: Document = field(default_factory=dict)
     status: Document | None = None
@@ -132,11 +131,7 @@ def plan_object(
             "spec": desired.spec,
         }
         return (ObjectWrite(WriteKind.CREATE, name, body),)
-    if (
-        desired.owners != present.owners
-        or desired.spec != present.spec
-        or _labels(desired).items() - present.labels.items()
-    ):
+    if desired.owners != present.owners or desired.spec != present.spec:
         metadata = {**_metadata(desired), **_read(present)}
         return (
             ObjectWrite(
@@ -171,12 +166,8 @@ def _read(present: StoredObject) -> dict[str, str]:
     return {"uid": present.uid, "resourceVersion": present.version}
 
 
-def _labels(desired: DesiredObject) -> dict[str, str]:
-    return {**desired.labels, MANAGED_BY: MANAGER}
-
-
 def _metadata(desired: DesiredObject) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"labels": _labels(desired)}
+    metadata: dict[str, Any] = {"labels": {MANAGED_BY: MANAGER}}
     if desired.owners:
         metadata["ownerReferences"] = list(desired.owners)
     return metadata

@@ -37,7 +37,7 @@ from gigaslice.runtime.metrics import Values
 from gigaslice.runtime.tasks import all_of
 from gigaslice.runtime.web_servers import serve
 from gigaslice.runtime.yielding import in_pieces
-from gigaslice.views.collect import WaitingSince, picture_steps
+from gigaslice.views.collect import picture_steps
 from gigaslice.views.move_lines import move_lines
 from gigaslice.views.page import HEADERS, PageQuery, render
 from gigaslice.webhook.facts import AdmissionFacts
@@ -336,9 +336,7 @@ class ControllerParts:
 
     async def _render(self, query: Mapping[str, str]) -> Callable[[], str]:
         """Takes a picture in pieces; the page is written from it, which may be in a thread."""
-        waits = [
-            WaitingSince(waiting_pod.pod, waiting_pod.pod.created) for waiting_pod in self.waiting.waiting()
-        ]
+        waits = [waiting_pod.pod for waiting_pod in self.waiting.waiting()]
         note = "" if self.feed.synced else "The cluster is still being read; nodes and pods are missing here."
         taken = await in_pieces(picture_steps(self.state, waits, self._moves, note=note))
         wanted = PageQuery.parse(query)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from gigaslice.classes.resource_class import ResourceClass
 from gigaslice.classes.selector import Operator, Requirement
 from gigaslice.cluster.defragment import Steps, finished
 from gigaslice.cluster.hardware import Hardware
-from gigaslice.cluster.state import ClusterState
+from gigaslice.cluster.state import ClusterState, NodeFacts
 from gigaslice.cluster.summary import GpuHolder
 from gigaslice.model import NodeState, Pod
 from gigaslice.placement.tree import bits, build_tree
@@ -25,26 +24,17 @@ from gigaslice.views.cluster_picture import (
 )
 from gigaslice.views.explain import explain
 
-__all__ = ["WaitingSince", "picture", "picture_steps", "waiting_view"]
+__all__ = ["picture", "picture_steps"]
 
 _MOST_EXPLAINED = 200  # of the waiting pods
 _AT_ONCE = 10  # nodes
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingSince:
-    """A pod that waits, and since when, as text."""
-
-    pod: Pod
-    since: str = ""
-
-
 def picture(
     state: ClusterState,
-    waiting: Iterable[WaitingSince] = (),
+    waiting: Iterable[Pod] = (),
     moves: Sequence[str] = (),
     names: Mapping[str, str] | None = None,
-    note: str = "",
 ) -> ClusterPicture:
     """Takes a picture, which no later change of the state touches.
 
@@ -53,32 +43,32 @@ def picture(
         waiting: Pods without a node, the oldest first; as many as can be read are explained.
         moves: What would free whole GPUs, one sentence each.
         names: "namespace/name" of pods that the state has by their UID alone.
-        note: What is missing in it, such as objects that may not be read.
     """
-    return finished(picture_steps(state, waiting, moves, names, note))
+    return finished(picture_steps(state, waiting, moves, names))
 
 
 def picture_steps(
     state: ClusterState,
-    waiting: Iterable[WaitingSince] = (),
-    moves: Sequence[str] = (),
+    waiting: Iterable[Pod],
+    moves: Sequence[str],
     names: Mapping[str, str] | None = None,
     note: str = "",
 ) -> Steps[ClusterPicture]:
     """Takes the picture step by step: that of thousands of nodes takes a second.
 
-    The cluster may change between two steps: each node, pod and class is as it was when its turn came.
+    The cluster may change between two steps: each node, pod and class is as it was when its turn came. NOTE says what
+    is missing in it.
     """
     pod_names = names or {}
     links = _Links()
     shown = []
-    for waiting_pod, _ in zip(waiting, range(_MOST_EXPLAINED), strict=False):
-        shown.append(waiting_view(state, waiting_pod, moves))
+    for pod, _ in zip(waiting, range(_MOST_EXPLAINED), strict=False):
+        shown.append(_waiting(state, pod, moves))
         yield
     nodes = []
     for number, name in enumerate(state.nodes):
-        if state.facts(name) is not None:  # it may have gone meanwhile
-            nodes.append(_node(state, name, links, pod_names))
+        if (facts := state.facts(name)) is not None:  # it may have gone meanwhile
+            nodes.append(_node(state, facts, links, pod_names))
         if number % _AT_ONCE == 0:
             yield
     classes = []
@@ -88,13 +78,13 @@ def picture_steps(
     return ClusterPicture(tuple(nodes), tuple(shown), tuple(classes), tuple(moves), note)
 
 
-def waiting_view(state: ClusterState, waiting_pod: WaitingSince, moves: Sequence[str] = ()) -> WaitingPodView:
+def _waiting(state: ClusterState, pod: Pod, moves: Sequence[str]) -> WaitingPodView:
     """One waiting pod with its explanation."""
-    explanation = explain(state, waiting_pod.pod, moves)
+    explanation = explain(state, pod, moves)
     return WaitingPodView(
-        waiting_pod.pod.namespace,
-        waiting_pod.pod.name,
-        waiting_pod.since,
+        pod.namespace,
+        pod.name,
+        pod.created,
         explanation.asks,
         explanation.summary,
         tuple(map(str, explanation.lines)),
@@ -102,11 +92,7 @@ def waiting_view(state: ClusterState, waiting_pod: WaitingSince, moves: Sequence
     )
 
 
-def _node(state: ClusterState, name: str, links: _Links, names: Mapping[str, str]) -> NodeView:
-    facts = state.facts(name)
-    if facts is None:
-        return NodeView(name, problem="unknown")
-    holders = state.holders(name)
+def _node(state: ClusterState, facts: NodeFacts, links: _Links, names: Mapping[str, str]) -> NodeView:
     gpus = tuple(
         GpuView(
             gpu_holders.gpu.gpu.uuid,
@@ -118,16 +104,19 @@ def _node(state: ClusterState, name: str, links: _Links, names: Mapping[str, str
             gpu_holders.gpu.gpu.numa_node,
             tuple(_holder(holder, names) for holder in gpu_holders.holders),
         )
-        for gpu_holders in holders
+        for gpu_holders in state.holders(facts.name)
     )
     problem = "" if gpus or facts.inventory_text is None else "its inventory cannot be read, or lists no GPU"
-    return NodeView(name, gpus, links.of(state.hardware(name)), facts.schedulable, facts.ready, problem)
+    return NodeView(
+        facts.name, gpus, links.of(state.hardware(facts.name)), facts.schedulable, facts.ready, problem
+    )
 
 
 def _holder(holder: GpuHolder, names: Mapping[str, str]) -> HolderView:
     pods = [pod for pod in holder.holding.consumers if pod.name]
     namespace, name = pods[0].namespace if pods else "", ", ".join(pod.name for pod in pods)
     if not name:
+        # a pod that the cluster does not list
         namespace, _, name = names.get(holder.holding.id, f"/{holder.holding.id}").rpartition("/")
     return HolderView(namespace, name, holder.slices, holder.cores)
 

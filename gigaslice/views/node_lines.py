@@ -9,7 +9,7 @@ from gigaslice.cluster.demand import ClusterUnits, PodDemand
 from gigaslice.cluster.refusal import GpuReport, NodeReport, RefusalReason
 from gigaslice.text import plain, plural
 from gigaslice.units import format_bytes
-from gigaslice.views.svg import short_model
+from gigaslice.views.svg import models, short_model
 from gigaslice.views.wording import largest_part
 
 __all__ = ["NodeLine", "lines_of"]
@@ -84,7 +84,7 @@ def _why(report: NodeReport, demand: PodDemand, units: ClusterUnits) -> str:
         unhealthy = [f"GPU{gpu.index} {gpu.refusal_reason}" for gpu in gpus if _is_unhealthy(gpu)]
         return f"unhealthy: {'; '.join(unhealthy)}" if unhealthy else refusal.text
     if refusal.reason in (RefusalReason.NO_CLASS, RefusalReason.NO_MATCH) and report.gpus:
-        return f"{refusal.text}; it has {_models(report)}"
+        return f"{refusal.text}; it has {models(gpu.model for gpu in report.gpus)}"
     return refusal.text
 
 
@@ -118,11 +118,6 @@ def _sizes(slices: Sequence[int], units: ClusterUnits) -> str:
     else:
         text = " + ".join(str(free * units.slice_bytes // _GIB) for free in shown) + " GiB"
     return text + (" + less" if len([free for free in largest_first if free]) > len(shown) else "")
-
-
-def _models(report: NodeReport) -> str:
-    names = [short_model(gpu.model) for gpu in report.gpus]
-    return ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
 
 
 def _gpus(report: NodeReport, units: ClusterUnits) -> tuple[str, ...]:

@@ -154,7 +154,8 @@ def _nodes(nodes: Sequence[NodeView], matching: int, of: int) -> str:
 
 def _node_card(node: NodeView) -> str:
     conditions = f' <span class="warn">{_t(", ".join(node.conditions))}</span>' if node.conditions else ""
-    title = f'<h3>{_t(node.name)} <span class="dim">{_t(models(node))}</span>{conditions}</h3>'
+    gpus = _t(models(gpu.model for gpu in node.gpus))
+    title = f'<h3>{_t(node.name)} <span class="dim">{gpus}</span>{conditions}</h3>'
     rows = "".join(
         f"<tr><td>GPU{gpu.index}<td>{_t(gpu.model)}<td class=n>{format_bytes(gpu.free * gpu.slice_bytes)}"
         f"<td>{_t(', '.join(f'{one} {format_bytes(one.slices * gpu.slice_bytes)}' for one in gpu.holders) or '-')}"

@@ -7,7 +7,7 @@ name the pods. A picture needs nothing from outside and runs nothing; names of o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from gigaslice.text import plain, plural
@@ -248,9 +248,9 @@ def short_model(model: str) -> str:
     return model.removeprefix("NVIDIA ").removeprefix("Tesla ")
 
 
-def models(node: NodeView) -> str:
-    """The GPUs of a node by model: "4 × A100-SXM4-80GB, 2 × L4"."""
-    names = [short_model(gpu.model) for gpu in node.gpus]
+def models(gpus: Iterable[str]) -> str:
+    """How many GPUs there are of each model, such as "4 × A100"."""
+    names = [short_model(model) for model in gpus]
     return ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
 
 
@@ -259,7 +259,7 @@ def _node_title(node: NodeView) -> str:
     total = sum(gpu.slices * gpu.slice_bytes for gpu in node.gpus)
     words = [
         node.name,
-        models(node),
+        models(gpu.model for gpu in node.gpus),
         f"{format_bytes(held)} of {format_bytes(total)} held" if node.gpus else "",
         *node.conditions,
     ]

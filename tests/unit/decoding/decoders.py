@@ -60,7 +60,7 @@ from gigaslice.scheduler.placer import Placer
 from gigaslice.scheduler.protocol import BindRequest, PodRequest, PreemptRequest
 from gigaslice.text import whole_characters
 from gigaslice.units import parse_bytes
-from gigaslice.views.collect import WaitingSince, picture
+from gigaslice.views.collect import picture
 from gigaslice.webhook.reviews import read_review
 from tests.fakes.kubeapi.reading import change_of, listed
 from tests.unit.decoding import seeds
@@ -155,7 +155,7 @@ def _in_cluster(document: Any) -> Any:
         state.report(demand)
     found = placer.filter(waits, [*state.nodes, "n-9"], 0.0)
     placer.prioritize(waits, found.names, 0.0)
-    return picture(state, [WaitingSince(waits)])
+    return picture(state, [waits])
 
 
 def _cluster_seeds() -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ from gigaslice.cluster.inventory import NodeInventory
 from gigaslice.cluster.state import ClusterState, NodeFacts
 from gigaslice.model import Occupant, Share, Topology
 from gigaslice.views.cluster_picture import GpuCondition, LinkGroup
-from gigaslice.views.collect import WaitingSince, picture
+from gigaslice.views.collect import picture
 from gigaslice.views.page import render
 from gigaslice.views.svg import cluster_svg
 from gigaslice.views.totals import totals
@@ -70,8 +70,8 @@ def test_what_several_pods_share_has_the_names_of_all() -> None:
 
 
 def test_waiting_pods_come_with_their_explanation() -> None:
-    one = pod("w", container(gpus=5))
-    view = picture(state(), [WaitingSince(one, "05:00")], ["move x"])
+    one = pod("w", container(gpus=5), created="05:00")
+    view = picture(state(), [one], ["move x"])
     (waiting,) = view.waiting
     assert waiting.since == "05:00"
     assert waiting.details
