@@ -7,59 +7,18 @@ whether the data are there, since a pod that failed to pull its image has fetche
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from agent.commands.cluster import Target
+from agent.commands.cluster import Target, with_client
 from agent.commands.prefetch_nodes import ChosenNodes, NodeChoice, choose_nodes
 from gigaslice.dataset.errors import RequestError
-from gigaslice.dataset.prefetch import NodeJudgement, PrefetchPod, judge_all
+from gigaslice.dataset.prefetch import NodeJudgement, judge_all
 from gigaslice.dataset.request import VolumeRequest, parse_attributes
 from gigaslice.errors import ConfigError, GigasliceError
 from gigaslice.kube.json_text import read_json
-from gigaslice.kubeapi.client import ApiFailure, KubeClient
 
-__all__ = ["PrefetchOrder", "chosen", "judgements", "order_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefetchOrder:
-    """What the user asks for.
-
-    Attributes:
-        namespace: Of the pods.
-        attributes: Of their volume.
-        request: The same, parsed.
-        choice: The nodes.
-        secret, image, tolerated: As in `PrefetchPod`.
-        seconds: After which the pods end.
-    """
-
-    namespace: str
-    attributes: Mapping[str, str]
-    request: VolumeRequest
-    choice: NodeChoice
-    secret: str
-    image: str
-    tolerated: tuple[str, ...]
-    seconds: float
-
-    def pod(self) -> PrefetchPod:
-        """The pods of a new run."""
-        return PrefetchPod(
-            self.namespace,
-            self.attributes,
-            secrets.token_hex(4),
-            max(1, int(self.seconds)),
-            self.secret,
-            self.image,
-            self.tolerated,
-        )
+__all__ = ["chosen", "judgements", "volume_of"]
 
 
-def order_of(name: str, options: str) -> tuple[dict[str, str], VolumeRequest]:
+def volume_of(name: str, options: str) -> tuple[dict[str, str], VolumeRequest]:
     """The volume's attributes for NAME, a source or the names of Dataset objects. Raises ConfigError."""
     source = "://" in name or name.startswith(("/", "rclone:"))
     attributes = {"source" if source else "dataset": name, **({"options": options} if options else {})}
@@ -71,17 +30,10 @@ def order_of(name: str, options: str) -> tuple[dict[str, str], VolumeRequest]:
         raise ConfigError([str(error)]) from None
 
 
-def chosen(where: Target, order: PrefetchOrder) -> ChosenNodes:
-    """The nodes that ORDER stands for now. Raises GigasliceError."""
-
-    async def run() -> ChosenNodes:
-        async with KubeClient(where.access, "gigaslice-cli") as client:
-            return await choose_nodes(client, order.namespace, order.request, order.choice)
-
-    try:
-        return asyncio.run(run())
-    except ApiFailure as failure:
-        raise GigasliceError(f"{failure} ({where.whence})") from failure
+def chosen(where: Target, namespace: str, request: VolumeRequest, choice: NodeChoice) -> ChosenNodes:
+    """The nodes that CHOICE stands for now. Raises GigasliceError."""
+    nodes: ChosenNodes = with_client(where, lambda client: choose_nodes(client, namespace, request, choice))
+    return nodes
 
 
 def judgements(text: str | bytes) -> tuple[NodeJudgement, ...]:

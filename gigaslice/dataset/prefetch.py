@@ -28,7 +28,6 @@ __all__ = [
     "RUN_LABEL",
     "NodeCandidate",
     "NodeJudgement",
-    "PodJudgement",
     "PrefetchPod",
     "PrefetchState",
     "choose",
@@ -195,25 +194,17 @@ class PrefetchState(Enum):
     """What has become of a pod."""
 
     WAITING = "waiting"
-    DONE = "done"
+    DONE = "ready"
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
-class PodJudgement:
-    """What a pod's status tells. text: what it waits for, or why it failed, where the status says so."""
-
-    state: PrefetchState
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class NodeJudgement:
-    """What has become of the pod for a node."""
+    """What has become of the pod for a node. text: what it waits for, or why it failed, where its status says so."""
 
     node: str
     state: PrefetchState
-    text: str = ""
+    text: str
 
 
 def judge_all(document: Mapping[str, Any]) -> tuple[NodeJudgement, ...]:
@@ -223,9 +214,7 @@ def judge_all(document: Mapping[str, Any]) -> tuple[NodeJudgement, ...]:
     for pod in pods:
         metadata = object_at(pod, "metadata")
         if text_at(object_at(metadata, "labels"), MANAGED_BY) == MANAGER:
-            judgement = judge(pod)
-            node = _node_of(pod) or text_at(metadata, "name")
-            judged.append(NodeJudgement(node, judgement.state, judgement.text))
+            judged.append(NodeJudgement(_node_of(pod) or text_at(metadata, "name"), *judge(pod)))
     return tuple(sorted(judged, key=lambda judgement: judgement.node))
 
 
@@ -239,8 +228,8 @@ def _node_of(pod: Mapping[str, Any]) -> str:
     return ""
 
 
-def judge(document: Mapping[str, Any]) -> PodJudgement:
-    """Reads whether the data are on the node of a pod."""
+def judge(document: Mapping[str, Any]) -> tuple[PrefetchState, str]:
+    """Reads whether the data are on the node of a pod; returns that and why, as in `NodeJudgement`."""
     status = object_at(document, "status")
     conditions = {
         str(condition.get("type")): condition
@@ -249,23 +238,19 @@ def judge(document: Mapping[str, Any]) -> PodJudgement:
     }
     phase, reason = status.get("phase"), text_at(status, "reason")
     if phase == "Succeeded" or _holds(conditions, "PodReadyToStartContainers"):
-        return PodJudgement(PrefetchState.DONE)
+        return PrefetchState.DONE, ""
     if phase == "Failed" and reason:  # the kubelet's verdict on the pod, such as Evicted; not its container's
-        return PodJudgement(
-            PrefetchState.FAILED, f"the pod failed: {reason}: {text_at(status, 'message')}".rstrip(": ")
-        )
+        return PrefetchState.FAILED, f"the pod failed: {reason}: {text_at(status, 'message')}".rstrip(": ")
     if any(map(_after_volumes, objects_at(status, "containerStatuses"))):
-        return PodJudgement(PrefetchState.DONE)
+        return PrefetchState.DONE, ""
     if phase == "Failed":
-        return PodJudgement(PrefetchState.FAILED, "the pod failed")
+        return PrefetchState.FAILED, "the pod failed"
     if object_at(document, "metadata").get("deletionTimestamp"):
-        return PodJudgement(PrefetchState.FAILED, "its pod is being deleted")
+        return PrefetchState.FAILED, "its pod is being deleted"
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        return PodJudgement(
-            PrefetchState.WAITING, f"not scheduled: {text_at(scheduled, 'message')}".rstrip(": ")
-        )
-    return PodJudgement(PrefetchState.WAITING)
+        return PrefetchState.WAITING, f"not scheduled: {text_at(scheduled, 'message')}".rstrip(": ")
+    return PrefetchState.WAITING, ""
 
 
 def _after_volumes(container: Mapping[str, Any]) -> bool:

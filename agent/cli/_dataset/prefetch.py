@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import re
+import secrets
 import sys
 from typing import TYPE_CHECKING
 
 from agent.cli._cluster import add_target, cluster_target
 from agent.cli._shared import FAILED, OK, report
-from gigaslice.dataset.prefetch import IMAGE, RUN_LABEL, PrefetchState
+from gigaslice.dataset.prefetch import IMAGE, RUN_LABEL, PrefetchPod, PrefetchState
 from gigaslice.errors import ConfigError
 from gigaslice.runtime import setting_values as values
 from gigaslice.text import plain
 
 if TYPE_CHECKING:
-    from agent.commands.dataset_prefetch import PrefetchOrder
     from agent.commands.prefetch_nodes import ChosenNodes, NodeChoice
 
 HELP = "print the pods that fetch a dataset to nodes before the pods that need it"
@@ -87,22 +88,34 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.name:
         raise ConfigError(["NAME is missing: a Dataset object, or a source such as s3://bucket/prefix"])
     where = cluster_target(arguments)
+    choice, seconds = _choice(arguments)
     from agent.commands import dataset_prefetch
 
-    order = _order(arguments, arguments.namespace or where.namespace)
-    nodes = dataset_prefetch.chosen(where, order)
+    namespace = arguments.namespace or where.namespace
+    attributes, request = dataset_prefetch.volume_of(arguments.name, arguments.options)
+    nodes = dataset_prefetch.chosen(where, namespace, request, choice)
     report(OK, *(f"note: {note}" for note in nodes.notes))
     if arguments.output == "text":
         for name in nodes.names:
             print(f"{plain(name)}{_holding(name, nodes)}")
     else:
-        _print_pods(order, nodes)
+        pod = PrefetchPod(
+            namespace,
+            attributes,
+            secrets.token_hex(4),
+            seconds,
+            arguments.secret,
+            arguments.image,
+            tuple(arguments.tolerate),
+        )
+        _print_pods(pod, nodes)
     refused = nodes.refused or {}
     return report(FAILED, *(f"{name}: {reason}" for name, reason in refused.items())) if refused else OK
 
 
-def _order(arguments: argparse.Namespace, namespace: str) -> PrefetchOrder:
-    from agent.commands import dataset_prefetch
+def _choice(arguments: argparse.Namespace) -> tuple[NodeChoice, int]:
+    """The nodes, and after how many seconds their pods end. Raises ConfigError."""
+    from agent.commands.prefetch_nodes import NodeChoice
 
     mistakes: list[str] = []
     seconds = 0.0
@@ -110,32 +123,10 @@ def _order(arguments: argparse.Namespace, namespace: str) -> PrefetchOrder:
         seconds = values.seconds(arguments.timeout)
     except ValueError as error:
         mistakes.append(f'--timeout "{plain(arguments.timeout)}": {error}')
-    choice = _choice(arguments, mistakes)
-    if mistakes:
-        raise ConfigError(mistakes)
-    attributes, request = dataset_prefetch.order_of(arguments.name, arguments.options)
-    return dataset_prefetch.PrefetchOrder(
-        namespace,
-        attributes,
-        request,
-        choice,
-        arguments.secret,
-        arguments.image,
-        tuple(arguments.tolerate),
-        seconds,
-    )
-
-
-def _choice(arguments: argparse.Namespace, mistakes: list[str]) -> NodeChoice:
-    from agent.commands.prefetch_nodes import NodeChoice
-
-    count = None
     names = tuple(filter(None, (name.strip() for name in arguments.nodes.split(","))))
-    if arguments.count:
-        try:
-            count = _number("--count", arguments.count)
-        except ValueError as error:
-            mistakes.append(str(error))
+    count = int(arguments.count) if re.fullmatch("0*[1-9][0-9]*", arguments.count) else None
+    if arguments.count and count is None:
+        mistakes.append(f'--count "{plain(arguments.count)}": write a whole number from 1')
     if names and (arguments.selector or arguments.count or arguments.all_nodes):
         mistakes.append(
             "--nodes names the nodes, so --selector, --count and --all-nodes mean nothing with it"
@@ -146,30 +137,25 @@ def _choice(arguments: argparse.Namespace, mistakes: list[str]) -> NodeChoice:
         mistakes.append(
             "no nodes are named; write --nodes a,b, --selector key=value, --count N or --all-nodes"
         )
-    return NodeChoice(names, arguments.selector, count)
-
-
-def _number(flag: str, text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or int(text) < 1:
-        raise ValueError(f'{flag} "{plain(text)}": write a whole number from 1')
-    return int(text)
+    if mistakes:
+        raise ConfigError(mistakes)
+    return NodeChoice(names, arguments.selector, count), max(1, int(seconds))
 
 
 def _holding(node: str, nodes: ChosenNodes) -> str:
     return ": has it, or is fetching it" if node in nodes.holders else ""
 
 
-def _print_pods(order: PrefetchOrder, nodes: ChosenNodes) -> None:
+def _print_pods(pod: PrefetchPod, nodes: ChosenNodes) -> None:
     """The pods on standard output; on standard error which nodes they are for, and what to do with them."""
     import yaml
 
     from gigaslice.dataset.prefetch import pod_manifest
 
-    pod = order.pod()
     if not nodes.names:
         return
     print(yaml.safe_dump_all([pod_manifest(pod, name) for name in nodes.names], sort_keys=False), end="")
-    pods = f"pods -n {order.namespace} -l {RUN_LABEL}={pod.run}"
+    pods = f"pods -n {pod.namespace} -l {RUN_LABEL}={pod.run}"
     report(
         OK,
         *(f"{name}{_holding(name, nodes) or ': is to fetch it'}" for name in nodes.names),
@@ -187,9 +173,8 @@ def _judge(arguments: argparse.Namespace) -> int:
 
     judgements = dataset_prefetch.judgements(sys.stdin.buffer.read())
     for judgement in judgements:
-        state = "ready" if judgement.state is PrefetchState.DONE else judgement.state.value
         text = f": {judgement.text}" if judgement.text else ""
-        print(plain(f"{judgement.node}: {state}{text}"))
+        print(plain(f"{judgement.node}: {judgement.state.value}{text}"))
     missing = sum(judgement.state is not PrefetchState.DONE for judgement in judgements)
     if not missing:
         return OK

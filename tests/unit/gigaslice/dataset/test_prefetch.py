@@ -167,12 +167,12 @@ def container(**state):
     ],
 )
 def test_what_a_status_tells(status, state, says):
-    found = judge({"metadata": {}, "status": status})
-    assert found.state is state
-    assert says in found.text
+    found, text = judge({"metadata": {}, "status": status})
+    assert found is state
+    assert says in text
 
 
 def test_a_pod_that_others_delete_has_failed():
     deleted = {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
-    assert judge({**deleted, "status": {"phase": "Pending"}}).state is PrefetchState.FAILED
-    assert judge({**deleted, "status": {"phase": "Succeeded"}}).state is PrefetchState.DONE
+    assert judge({**deleted, "status": {"phase": "Pending"}})[0] is PrefetchState.FAILED
+    assert judge({**deleted, "status": {"phase": "Succeeded"}})[0] is PrefetchState.DONE
