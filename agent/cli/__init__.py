@@ -13,33 +13,17 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib
-import pkgutil
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, Protocol, cast
+from typing import NoReturn
 
 import vcuda
+from agent.cli._commands import Command, add_commands, loads_settings
 from agent.cli._shared import FAILED, MISSING, MISTAKE, report
 from gigaslice.errors import ConfigError, GigasliceError, MissingError, MistakesError
 from gigaslice.runtime.files import remedy
 
-__all__ = ["Command", "main", "make_parser"]
-
-
-class Command(Protocol):
-    """What a module of this package offers."""
-
-    HELP: str
-    DESCRIPTION: str | None
-    SETTINGS: bool
-    """Whether it loads settings, and reports unknown arguments together with their mistakes (`known.mistakes`)."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the command's arguments to PARSER."""
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Runs the command with the arguments KNOWN; the exit code."""
+__all__ = ["main", "make_parser"]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -81,35 +65,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser(command: str = "") -> argparse.ArgumentParser:
     """The parser of COMMAND alone, which imports no other; of all commands where none has that name."""
-    names = [
-        module_info.name
-        for module_info in pkgutil.iter_modules(__path__)
-        if not module_info.name.startswith("_")
-    ]
     parser = _Parser(prog="gigaslice", description="Shares NVIDIA GPUs between containers by the gigabyte.")
     parser.add_argument(
         "--version", action="version", version=f"gigaslice {vcuda.__version__}", help="show the version"
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in [command] if command in names else sorted(names):
-        module = cast(Command, importlib.import_module(f"{__name__}.{name}"))
-        module_info = commands.add_parser(
-            name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False
-        )
-        module.add_arguments(module_info)
-        flags = [
-            flag for action in module_info._actions for flag in action.option_strings if flag.startswith("--")
-        ]
-        module_info.set_defaults(flags=flags, module=module)
+    add_commands(parser, __name__, __path__, only=command, required=True)
     return parser
 
 
 def _dispatch(arguments: list[str]) -> int:
     parsed, unknown = make_parser(arguments[0] if arguments else "").parse_known_args(arguments)
     parsed.mistakes = tuple(_unknown(argument, parsed.flags) for argument in unknown)
-    command: Command = parsed.module
-    if parsed.mistakes and not command.SETTINGS:
+    if parsed.mistakes and not loads_settings(parsed.module):
         raise ConfigError(parsed.mistakes)
+    command: Command = parsed.module
     return command.run(parsed)
 
 

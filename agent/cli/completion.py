@@ -9,7 +9,6 @@ from vcuda import manual
 
 HELP = "print a script that completes this command in a shell"
 DESCRIPTION = "source <(gigaslice completion bash)"
-SETTINGS = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

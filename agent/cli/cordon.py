@@ -9,8 +9,6 @@ from pathlib import Path
 from agent.cli._shared import OK, add_state_dir
 
 HELP = "give a GPU to no new container; what runs on it goes on"
-DESCRIPTION = None
-SETTINGS = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

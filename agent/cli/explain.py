@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 HELP = "say why a pod waits for GPUs, or which it has"
 DESCRIPTION = "gigaslice explain pod NAME: node by node and GPU by GPU, and what would help."
-SETTINGS = False
 _RIGHTS = "GIGASLICE_ANNOTATION_RIGHTS"
 
 

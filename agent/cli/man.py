@@ -9,7 +9,6 @@ from agent.cli._shared import EXIT_STATUS, OK
 
 HELP = "print the manual page"
 DESCRIPTION = "gigaslice man | man -l -"
-SETTINGS = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

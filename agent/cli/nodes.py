@@ -12,7 +12,6 @@ HELP = "show the GPUs of the cluster: what is free, who holds what, what is unhe
 DESCRIPTION = (
     "As a table, as JSON or as a picture (SVG). gigaslice topology shows how GPUs of one node are joined."
 )
-SETTINGS = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,6 @@ from agent.cli._shared import OK, add_state_dir
 
 HELP = "change what a running container may use"
 DESCRIPTION = "Takes effect at once, and lasts until the pod goes. Asks this node's agent; needs root."
-SETTINGS = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 from agent.cli._shared import OK, add_state_dir
 
 HELP = "show which container holds what on this node"
-DESCRIPTION = None
-SETTINGS = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,6 @@ from agent.cli._shared import OK
 
 HELP = "show which namespaces and pods hold how much GPU memory in the cluster"
 DESCRIPTION = "What pods hold, not what they use: gigaslice status and the metrics show that."
-SETTINGS = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,6 @@ from gigaslice.runtime import settings
 
 HELP = "show how the GPUs are joined and what that costs"
 DESCRIPTION = "The resource-access-cost tree by which GPUs are chosen: the farther apart, the higher."
-SETTINGS = False
 FORMATS = ("text", "dot", "svg")
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from agent.cli._shared import OK, add_state_dir
 
 HELP = "give a GPU to new containers again"
-DESCRIPTION = None
-SETTINGS = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

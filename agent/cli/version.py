@@ -8,8 +8,6 @@ import vcuda
 from agent.cli._shared import OK
 
 HELP = "show the version"
-DESCRIPTION = None
-SETTINGS = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

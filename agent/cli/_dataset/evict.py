@@ -12,7 +12,6 @@ HELP = "delete datasets of this node; what pods use is never deleted"
 DESCRIPTION = (
     "A dataset is named by its source, its key, or the beginning of that; `gigaslice dataset ps` shows them."
 )
-SETTINGS = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

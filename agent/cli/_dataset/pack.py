@@ -29,7 +29,6 @@ DESCRIPTION = (
     "is only read. Credentials are those of the usual variables (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, "
     "AZURE_STORAGE_KEY), or files of a directory."
 )
-SETTINGS = False
 
 _TOLD_SECONDS = 60.0
 

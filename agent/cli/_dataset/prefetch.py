@@ -23,7 +23,6 @@ DESCRIPTION = (
     "Prints one small pod for each node, which mounts the dataset: kubectl makes them, waits for them and deletes "
     "them. With --judge, says of such pods whether the data are on their nodes."
 )
-SETTINGS = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

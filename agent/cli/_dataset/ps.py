@@ -10,7 +10,6 @@ from agent.cli._shared import OK
 
 HELP = "the datasets of this node: where they are from, how large, who uses them, how far they are"
 DESCRIPTION = "Asks the dataset service of this node, on the socket in its state directory."
-SETTINGS = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,6 @@ DESCRIPTION = (
     "DATASET_OPTIONS as a=b,c=d. POD_UID, POD_NAME and POD_NAMESPACE say which pod it is. Every variable that begins "
     "with DATASET_SECRET_ is a credential. Prints the path of the data on the node."
 )
-SETTINGS = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
