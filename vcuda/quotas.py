@@ -106,10 +106,7 @@ def create_in(base: Path, gpus: Sequence[GpuLimit], command: Sequence[str]) -> P
     try:
         prepared.mkdir(mode=0o700)
         _fill(prepared, gpus)
-        _write_json(
-            prepared,
-            CommandRecord(tuple(command), 0, os.getpid(), _start_time(os.getpid()) or 0, time.time()),
-        )
+        write_command(prepared, command, 0)
         prepared.chmod(_directory_mode())
         prepared.rename(final)
     except OSError as error:
@@ -156,9 +153,10 @@ def open_named(directory: Path, gpus: Sequence[GpuLimit]) -> Path:
 
 def write_command(directory: Path, command: Sequence[str], pid: int) -> None:
     """Records that COMMAND runs as PID, by replacing the file atomically."""
-    _write_json(
-        directory, CommandRecord(tuple(command), pid, os.getpid(), _start_time(os.getpid()) or 0, time.time())
-    )
+    launcher = os.getpid()
+    record = CommandRecord(tuple(command), pid, launcher, _start_time(launcher) or 0, time.time())
+    text = json.dumps(asdict(record)) + "\n"
+    replace_file(directory / contract.COMMAND_FILE, text.encode(), suffix=str(launcher))
 
 
 def find_quotas(base: Path) -> list[Path]:
@@ -237,11 +235,6 @@ def _is_quota(directory: Path) -> bool:
         return False  # no permission
 
 
-def _write_json(directory: Path, command: CommandRecord) -> None:
-    text = json.dumps(asdict(command)) + "\n"
-    replace_file(directory / contract.COMMAND_FILE, text.encode(), suffix=str(os.getpid()))
-
-
 def _read_json(path: Path) -> dict[str, object]:
     """The object in a file that is only for display: a missing or damaged one is empty."""
     try:
@@ -296,26 +289,24 @@ def _is_in_an_environment(directory: Path) -> bool:
 
 def _environment(pid: int) -> bytes | None:
     """The environment that process PID was started with; None where it cannot be read."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return None
+    return _read_process(pid, "environ")
 
 
 def _has_arguments(pid: int) -> bool:
     """Whether process PID has the arguments of its program already; at least an empty one comes with each program."""
-    try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
-    except OSError:
-        return False
+    return bool(_read_process(pid, "cmdline"))
 
 
 def _has_memory(pid: int) -> bool:
     """Whether process PID has an address space: neither a thread of the kernel nor a zombie."""
+    return not (_read_process(pid, "statm") or b"0 ").startswith(b"0 ")
+
+
+def _read_process(pid: int, name: str) -> bytes | None:
     try:
-        return not Path(f"/proc/{pid}/statm").read_bytes().startswith(b"0 ")
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
-        return False
+        return None
 
 
 def _remove(directory: Path) -> bool:
