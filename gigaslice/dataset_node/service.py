@@ -40,7 +40,7 @@ from gigaslice.dataset_node.tasks.protocols import (
 from gigaslice.dataset_node.tasks.provisioner import DatasetCounters, DatasetProvisioner
 from gigaslice.dataset_node.tasks.threads import Threads
 from gigaslice.dataset_node.tasks.volume_task import TaskDependencies
-from gigaslice.dataset_node.tasks.volume_tasks import VolumeTasks
+from gigaslice.dataset_node.tasks.volume_tasks import EarlyPublishing, VolumeTasks
 from gigaslice.errors import GigasliceError
 from gigaslice.kubeapi.access import find_access
 from gigaslice.runtime import logs
@@ -51,12 +51,22 @@ from gigaslice.runtime.role_start import set_at_signals, start_log, until
 from gigaslice.runtime.tasks import lasting, run_together
 from gigaslice.runtime.time_limit import within
 
-__all__ = ["DatasetService", "run", "without_links"]
+__all__ = ["ClusterConnections", "DatasetService", "run", "without_links"]
 
 _LEAVE_SECONDS = 5.0
 _ROOM_THREADS = 4  # fetches that wait for room at the same time
 _STORAGE_THREADS = 16  # volumes of local mode that are mounted at the same time
 _WAIT_SWEEP_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConnections:
+    """What the service has of the cluster: nothing, without access."""
+
+    pods: Pods = field(default_factory=NoPods)
+    reporter: Reporter = field(default_factory=NoReporter)
+    objects: DatasetObjects = field(default_factory=NoDatasetObjects)
+    parts: Callable[[DatasetService], dict[str, Coroutine[Any, Any, None]]] = lambda service: {}
 
 
 class DatasetService:
@@ -66,20 +76,11 @@ class DatasetService:
         settings: What the service was told.
         io: Mounts and sources.
         version: Of this program.
-        pods: Shows specifications of pods.
-        reporter: Sends events.
-        objects: Shows the Dataset objects.
+        cluster: What it has of the cluster.
     """
 
     def __init__(
-        self,
-        settings: DatasetSettings,
-        io: NodeIo,
-        version: str,
-        *,
-        pods: Pods | None = None,
-        reporter: Reporter | None = None,
-        objects: DatasetObjects | None = None,
+        self, settings: DatasetSettings, io: NodeIo, version: str, cluster: ClusterConnections
     ) -> None:
         self.settings = settings
         self.counters = DatasetCounters()
@@ -114,8 +115,8 @@ class DatasetService:
         dependencies = TaskDependencies(
             store=self.store,
             provisioner=provisioner,
-            objects=objects or NoDatasetObjects(),
-            reporter=reporter or NoReporter(),
+            objects=cluster.objects,
+            reporter=cluster.reporter,
             threads=self.threads,
             storage=self.storage_threads,
             counters=self.counters,
@@ -124,16 +125,13 @@ class DatasetService:
             admit=functools.partial(_admit, settings.allow),
         )
         self.gate = StartGate(settings.run_dir / GATE_DIRECTORY)
-        early = settings.run_dir / "early"
-        self.tasks = VolumeTasks(
-            dependencies,
-            pods or NoPods(),
-            guarded=lambda: self.gate.resources if settings.early == "auto" else (),
-            kept=EarlyRequests(early),
+        early = EarlyPublishing(
+            resources=lambda: self.gate.resources if settings.early == "auto" else (),
+            kept=EarlyRequests(settings.run_dir / "early"),
             keeps_secrets=in_memory(settings.run_dir, io.mounts.table()),
-            mark_early=self.gate.mark_early,
-            detach=local.detach,
+            mark=self.gate.mark_early,
         )
+        self.tasks = VolumeTasks(dependencies, cluster.pods, early=early, detach=local.detach)
         self.gate.tasks = self.tasks
         self.csi = CsiServer(
             IdentityServicer(version),
@@ -288,32 +286,20 @@ def run(settings: DatasetSettings, version: str) -> None:
 async def _run(settings: DatasetSettings, version: str) -> None:
     stop = set_at_signals(asyncio.Event())
     io = node_io(settings)
-    async with _cluster(settings, version) as side:
-        node_service = DatasetService(
-            settings, io, version, pods=side.pods, reporter=side.reporter, objects=side.objects
-        )
-        await node_service.run(stop, side.parts(node_service))
-
-
-@dataclass(frozen=True, slots=True)
-class _ClusterConnections:
-    """What the service has of the cluster: nothing, without access."""
-
-    pods: Pods = field(default_factory=NoPods)
-    reporter: Reporter = field(default_factory=NoReporter)
-    objects: DatasetObjects = field(default_factory=NoDatasetObjects)
-    parts: Callable[[DatasetService], dict[str, Coroutine[Any, Any, None]]] = lambda service: {}
+    async with _cluster(settings, version) as cluster:
+        node_service = DatasetService(settings, io, version, cluster)
+        await node_service.run(stop, cluster.parts(node_service))
 
 
 @contextlib.asynccontextmanager
-async def _cluster(settings: DatasetSettings, version: str) -> AsyncIterator[_ClusterConnections]:
+async def _cluster(settings: DatasetSettings, version: str) -> AsyncIterator[ClusterConnections]:
     """The API server's side; its absence where there is no access."""
     access, whence = None, "off"
     if settings.kube_api == "auto":
         access, whence = find_access(settings.kubeconfig, settings.kubernetes_service)
     if access is None:
         logs.get_logger("dataset").warning("no access to the API server", detail=whence)
-        yield _ClusterConnections()
+        yield ClusterConnections()
         return
     from gigaslice.dataset_node.cluster import ClusterPods, ClusterReporter  # noqa: PLC0415  (a third of the memory)
     from gigaslice.dataset_node.dataset_objects import ClusterDatasets  # noqa: PLC0415
@@ -338,7 +324,7 @@ async def _cluster(settings: DatasetSettings, version: str) -> AsyncIterator[_Cl
                 "publisher": lasting("publisher", publisher.run),
             }
 
-        yield _ClusterConnections(
+        yield ClusterConnections(
             ClusterPods(client),
             ClusterReporter(events),
             ClusterDatasets(client, settings.trusted_namespaces),

@@ -18,7 +18,7 @@ from dataclasses import replace
 from gigaslice.dataset.request import Check
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.node_io import node_io
-from gigaslice.dataset_node.service import DatasetService
+from gigaslice.dataset_node.service import ClusterConnections, DatasetService
 from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.dataset_node.sources.opening import OpenedSource
 from gigaslice.dataset_node.tasks.protocols import ResolvedDataset
@@ -51,7 +51,8 @@ async def serve(seconds: float, found: DatasetSettings) -> None:
         return opened
 
     slow_io = replace(io, open_source=open_slow)
-    await DatasetService(found, slow_io, "bench", objects=_AnyVersion(found.allow[0])).run(stop)
+    cluster = ClusterConnections(objects=_AnyVersion(found.allow[0]))
+    await DatasetService(found, slow_io, "bench", cluster).run(stop)
 
 
 def main() -> None:

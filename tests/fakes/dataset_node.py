@@ -12,7 +12,7 @@ from gigaslice.dataset_node.dataset_objects import ClusterDatasets
 from gigaslice.dataset_node.fetching.engine import fetch
 from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
 from gigaslice.dataset_node.node_io import NodeIo
-from gigaslice.dataset_node.service import DatasetService
+from gigaslice.dataset_node.service import ClusterConnections, DatasetService
 from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.dataset_node.store import Volume
 from gigaslice.kube.reasons import EventReason
@@ -75,10 +75,11 @@ class NodeWorld:
             return str(where)
 
         io = NodeIo(self.mounts, self.storage, fetched, mount_source)
-        objects = None
+        cluster = ClusterConnections(pods=self, reporter=self)
         if self.api is not None:
             objects = ClusterDatasets(self.api, self.settings.trusted_namespaces)  # type: ignore[arg-type]
-        service = DatasetService(self.settings, io, "test", pods=self, reporter=self, objects=objects)
+            cluster = dataclasses.replace(cluster, objects=objects)
+        service = DatasetService(self.settings, io, "test", cluster)
         early = dataclasses.replace(service.tasks._early, keeps_secrets=self.memory)
         service.tasks._early = early
         if self.disk is not None:

@@ -24,7 +24,7 @@ from gigaslice.errors import GigasliceError
 from gigaslice.model import DATASET_DRIVER, Pod
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["StillFetching", "VolumeTasks", "volume_name"]
+__all__ = ["EarlyPublishing", "StillFetching", "VolumeTasks", "volume_name"]
 
 _SOON = 0.5  # seconds that data which are there already, and mistakes, have before a placeholder is mounted
 _FORGET_SECONDS = (
@@ -38,8 +38,13 @@ class StillFetching(DatasetError):  # noqa: N818  (no error: the work goes on)
 
 
 @dataclass(frozen=True, slots=True)
-class _EarlyPublishing:
-    """Whether early publishing is possible at all, and for which resources."""
+class EarlyPublishing:
+    """Whether early publishing is possible at all, and for which resources.
+
+    resources: whose containers wait at their start for this service, as of now; empty while no agent is connected.
+    kept: where requests of early volumes are kept. keeps_secrets: whether that place is in memory, so that credentials
+    may be kept there. mark: is called before a volume is published early; blocking; raises OSError.
+    """
 
     resources: Callable[[], Sequence[str]]
     kept: EarlyRequests
@@ -61,11 +66,7 @@ class VolumeTasks:
     Args:
         dependencies: What tasks share.
         pods: Shows the specification of a pod.
-        guarded: The resources whose containers wait at their start for this service, as of now; empty while no agent
-            is connected.
-        kept: Where requests of early volumes are kept.
-        keeps_secrets: Whether that place is in memory, so that credentials may be kept there.
-        mark_early: Is called before a volume is published early. Blocking; raises OSError.
+        early: What early publishing needs.
         detach: Unmounts storage of local mode that no task needs and no record names, given a way to the records.
     """
 
@@ -74,15 +75,12 @@ class VolumeTasks:
         dependencies: TaskDependencies,
         pods: Pods,
         *,
-        guarded: Callable[[], Sequence[str]],
-        kept: EarlyRequests,
-        keeps_secrets: bool,
-        mark_early: Callable[[], None] = lambda: None,
-        detach: Callable[[Callable[[], Mapping[str, VolumeRecord]]], Awaitable[None]] | None = None,
+        early: EarlyPublishing,
+        detach: Callable[[Callable[[], Mapping[str, VolumeRecord]]], Awaitable[None]],
     ) -> None:
         self._dependencies = dependencies
         self._pods = pods
-        self._early = _EarlyPublishing(guarded, kept, keeps_secrets, mark_early)
+        self._early = early
         self._detach = detach
         self._tasks: dict[str, VolumeTask] = {}
         self._locks: dict[str, _VolumeLock] = {}
@@ -175,8 +173,7 @@ class VolumeTasks:
                 await task.stop()
             await self._dependencies.threads.run(self._dependencies.store.remove, volume_id, target)
             self._early.kept.forget(volume_id)
-            if self._detach is not None:
-                await self._detach(self._dependencies.store.records)
+            await self._detach(self._dependencies.store.records)
         if task is not None:
             self._gate_waits_since.pop(task.volume.pod_uid, None)
 
