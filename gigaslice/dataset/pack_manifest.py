@@ -74,26 +74,25 @@ class PackManifest:
         return json.dumps(document, indent=1) + "\n"
 
     @staticmethod
-    def parse(data: str | builtins.bytes) -> PackManifest:
-        """The manifest that DATA is.
+    def parse(data: str | builtins.bytes, pack: str = "") -> PackManifest:
+        """The manifest that DATA is. PACK: how the pack is called in texts.
 
         Raises:
             ImageError: It is none, is of a newer version, or says what cannot be.
         """
+        what = f"{pack}: {MANIFEST_NAME}" if pack else MANIFEST_NAME
         try:
             document = read_json(data)
             if document["format"] != _FORMAT:
                 raise ImageError(
-                    f"{MANIFEST_NAME} is no manifest of a pack; make the pack with `gigaslice dataset pack`"
+                    f"{what} is no manifest of a pack; make the pack with `gigaslice dataset pack`"
                 )
             if document["version"] != _VERSION:
-                raise ImageError(
-                    f"{MANIFEST_NAME} is of another version; make the pack anew, or update Gigaslice"
-                )
+                raise ImageError(f"{what} is of another version; make the pack anew, or update Gigaslice")
             return _checked(document)
         except (ValueError, TypeError, KeyError) as error:
             raise ImageError(
-                f"{MANIFEST_NAME} is damaged ({type(error).__name__}); make the pack anew with `gigaslice dataset pack`"
+                f"{what} is damaged ({type(error).__name__}); make the pack anew with `gigaslice dataset pack`"
             ) from None
 
 

@@ -77,10 +77,7 @@ class ObjectStoreTarget:
                 data = bytes(answer.bytes())
             except FileNotFoundError:
                 raise RequestError(f"{what}; `gigaslice dataset pack SRC DST` makes one") from None
-        try:
-            return PackManifest.parse(data)
-        except ImageError as error:
-            raise ImageError(f"{self._text}: {error}") from None
+        return PackManifest.parse(data, self._text)
 
     def other_file(self) -> str:
         """As `PackTarget.other_file`. A bucket that is not there is an error here."""

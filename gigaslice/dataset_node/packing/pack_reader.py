@@ -17,6 +17,7 @@ from gigaslice.dataset.pack_manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, P
 from gigaslice.dataset_node.packing.image_file import chunks_of
 from gigaslice.dataset_node.packing.pack_target import read_manifest
 from gigaslice.dataset_node.sources.opening import OpenedSource
+from gigaslice.dataset_node.sources.protocol import read_bytes
 from gigaslice.dataset_node.sources.retry import TRIES, backoff
 from gigaslice.dataset_node.sources.web_files import WebSource
 
@@ -100,10 +101,7 @@ class SourcePackReader:
             raise RequestError(f"{self._text} is no pack; `gigaslice dataset pack SRC DST` makes one")
         if entry.size > MAX_MANIFEST_BYTES:
             raise ImageError(f"{self._text}: {MANIFEST_NAME} is too large for a manifest")
-        try:
-            return PackManifest.parse(b"".join(self.chunks(MANIFEST_NAME, entry.size)))
-        except ImageError as error:
-            raise ImageError(f"{self._text}: {error}") from None
+        return PackManifest.parse(b"".join(self.chunks(MANIFEST_NAME, entry.size)), self._text)
 
     def size(self, name: str) -> int:
         """As `PackReader.size`."""
@@ -138,14 +136,9 @@ class SourcePackReader:
         failures = 0
         while True:
             try:
-                return self._read_once(entry, offset, size)
+                return read_bytes(self._source, entry, offset, size)
             except SourceError as error:
                 failures += 1
                 if not error.retry or failures >= TRIES:
                     raise
                 time.sleep(backoff(failures))
-
-    def _read_once(self, entry: Entry, offset: int, size: int) -> bytes:
-        chunks: list[bytes] = []
-        self._source.read_into(entry, offset, size, lambda _, data: chunks.append(bytes(data)))
-        return b"".join(chunks)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from gigaslice.dataset.errors import DatasetError, ImageError, RequestError
+from gigaslice.dataset.errors import DatasetError, RequestError
 from gigaslice.dataset.pack_manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, PackManifest
 from gigaslice.dataset_node.packing.image_file import ProgressShown, leftovers, removed
 from gigaslice.dataset_node.sources.protocol import CancelFlag
@@ -149,10 +149,7 @@ def read_manifest(pack: Path) -> PackManifest:
         raise RequestError(
             f"{pack} is no pack: {MANIFEST_NAME}: {error.strerror}; `gigaslice dataset pack SRC DST` makes one"
         ) from None
-    try:
-        return PackManifest.parse(data)
-    except ImageError as error:
-        raise ImageError(f"{pack}: {error}") from None
+    return PackManifest.parse(data, str(pack))
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from gigaslice.dataset.errors import SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing, shown
 from gigaslice.dataset_node.sources.object_stores import FAILURES, ObjectStores
 from gigaslice.dataset_node.sources.panics import panics_raised
-from gigaslice.dataset_node.sources.protocol import CancelFlag, Sink, changed, in_thread
+from gigaslice.dataset_node.sources.protocol import CancelFlag, Sink, changed, give_range, in_thread
 from gigaslice.text import plain
 
 __all__ = ["ObjectSource"]
@@ -99,23 +99,14 @@ class ObjectSource:
             with panics_raised():
                 answer = obstore.get(self._reading, key, options=options)  # type: ignore[arg-type]
                 self._check(answer, entry, (offset, size), tag)
-                at = 0
                 chunks = (answer.bytes(),) if size <= _STREAMED else answer.stream(min_chunk_size=_CHUNK)
-                for data in chunks:
-                    if at + len(data) > size:
-                        raise changed(entry.path, "became longer")
-                    sink(offset + at, memoryview(data))
-                    at += len(data)
+                give_range(entry, (offset, size), map(memoryview, chunks), sink, self._what)
         except FileNotFoundError:
             raise changed(entry.path, "was removed") from None
         except exceptions.PreconditionError:
             raise changed(entry.path, "was changed") from None
         except FAILURES as error:
             raise self._stores.failure(error, shown(entry.path), entry) from None
-        if at < size:
-            raise SourceError(
-                f"{self._what} ended {shown(entry.path)} after {at} of {size} bytes", retry=True
-            )
 
     def _check(self, answer: Any, entry: Entry, span: tuple[int, int], tag: str) -> None:
         offset, size = span

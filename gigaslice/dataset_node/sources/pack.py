@@ -17,7 +17,7 @@ from gigaslice.dataset.errors import ImageError, ListingError, SourceError
 from gigaslice.dataset.image import LAYOUT_VERSION
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
 from gigaslice.dataset.pack_manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, PackManifest
-from gigaslice.dataset_node.sources.protocol import DataSource, Sink
+from gigaslice.dataset_node.sources.protocol import DataSource, Sink, read_bytes
 
 __all__ = ["Pack", "read_pack"]
 
@@ -117,7 +117,5 @@ def read_pack(
 
 
 def _read(source: DataSource, entry: Entry) -> bytes:
-    chunks: list[bytes] = []
-    for at in range(0, entry.size, _CHUNK):
-        source.read_into(entry, at, min(_CHUNK, entry.size - at), lambda _, data: chunks.append(bytes(data)))
-    return b"".join(chunks)
+    ranges = ((at, min(_CHUNK, entry.size - at)) for at in range(0, entry.size, _CHUNK))
+    return b"".join(read_bytes(source, entry, at, size) for at, size in ranges)

@@ -14,13 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 from gigaslice.dataset.errors import SourceError
 from gigaslice.dataset.listing import Entry, Limits, Listing, shown
 
-__all__ = ["CancelFlag", "DataSource", "ImageReader", "Sink", "SourceBusyError", "changed", "in_thread"]
+__all__ = [
+    "CancelFlag",
+    "DataSource",
+    "ImageReader",
+    "Sink",
+    "SourceBusyError",
+    "changed",
+    "give_range",
+    "in_thread",
+    "read_bytes",
+]
 
 T = TypeVar("T")
 
@@ -147,6 +157,36 @@ async def in_thread(name: str, work: Callable[[CancelFlag], T], *, patience: flo
         raise
     finally:
         stop.set()
+
+
+def give_range(
+    entry: Entry,
+    span: tuple[int, int],
+    chunks: Iterable[bytes | bytearray | memoryview],
+    sink: Sink,
+    who: str,
+) -> None:
+    """Gives SINK the CHUNKS that WHO sends as the SPAN (offset and size) of ENTRY.
+
+    Raises:
+        SourceError: They are more than that, or end early.
+    """
+    offset, size = span
+    at = 0
+    for data in chunks:
+        if at + len(data) > size:
+            raise changed(entry.path, "became longer")
+        sink(offset + at, data)
+        at += len(data)
+    if at < size:  # a cut connection looks the same as a shorter file, which the next try's head tells apart
+        raise SourceError(f"{who} ended {shown(entry.path)} after {at} of {size} bytes", retry=True)
+
+
+def read_bytes(source: DataSource, entry: Entry, offset: int, size: int) -> bytes:
+    """A range of ENTRY. Raises as `DataSource.read_into`."""
+    chunks: list[bytes] = []
+    source.read_into(entry, offset, size, lambda _, data: chunks.append(bytes(data)))
+    return b"".join(chunks)
 
 
 def changed(path: bytes, how: str) -> SourceError:

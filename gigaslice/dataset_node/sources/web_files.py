@@ -9,7 +9,6 @@ prepared pack is the better form of the same (`pack`), and rclone's `http` reads
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
@@ -18,7 +17,7 @@ from urllib.parse import quote, unquote_to_bytes
 from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing, shown
 from gigaslice.dataset_node.sources.http_client import HttpClient, HttpResponse
-from gigaslice.dataset_node.sources.protocol import CancelFlag, Sink, changed, in_thread
+from gigaslice.dataset_node.sources.protocol import CancelFlag, Sink, changed, give_range, in_thread
 from gigaslice.dataset_node.sources.web_index import index_entries
 
 __all__ = ["WebSource", "read_range", "version_of"]
@@ -92,19 +91,18 @@ class WebSource:
 
     def _versions(self, entries: _Entries, stop: CancelFlag) -> _Entries:
         """ENTRIES with versions where the index has none, by one HEAD each."""
-        missing: queue.SimpleQueue[int] = queue.SimpleQueue()
+        missing: list[int] = []
         for index, entry in enumerate(entries):
             if not entry.version:
-                missing.put(index)
+                missing.append(index)
             elif not entry.version.startswith(_ETAG):
                 self.weak = True
+        left = iter(missing)  # each thread takes the next one
         failures: list[BaseException] = []
 
         def work() -> None:
-            while not failures and not stop:
-                try:
-                    index = missing.get_nowait()
-                except queue.Empty:
+            for index in left:
+                if failures or stop:
                     return
                 try:
                     entries[index] = self._with_version(entries[index])
@@ -172,17 +170,7 @@ def read_range(
         etag = answer.header("ETag")
         if etags is not None and etag and not whole and etags.setdefault(entry.path, etag) != etag:
             raise changed(entry.path, "was changed")
-        at = 0
-        for data in client.body(answer, size):
-            if at + len(data) > size:
-                raise changed(entry.path, "became longer")
-            sink(offset + at, data)
-            at += len(data)
-    if at < size:  # a cut connection looks the same as a shorter file, which the next try's head tells apart
-        raise SourceError(
-            f"{client.base.netloc or 'rclone'} ended {shown(entry.path)} after {at} of {size} bytes",
-            retry=True,
-        )
+        give_range(entry, span, client.body(answer, size), sink, client.base.netloc or "rclone")
 
 
 def _check(client: HttpClient, answer: HttpResponse, entry: Entry, span: tuple[int, int]) -> None:
