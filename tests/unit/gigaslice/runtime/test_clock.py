@@ -22,7 +22,7 @@ WALL = {
     "gigaslice/dataset_node/sources/posix.py",  # compared with times of files
     "gigaslice/dataset_node/sources/http_client.py",  # Retry-After as a date
     "gigaslice/kubeapi/lease.py",
-    "gigaslice/scheduler/election.py",
+    "gigaslice/scheduler/pod_conditions.py",
     "gigaslice/scheduler/service.py",
     "gigaslice/webhook/rotation.py",
 }
