@@ -37,6 +37,7 @@ from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import GpuEvent, Inventory, Source
 from gigaslice.errors import StateError
 from gigaslice.model import Gpu
+from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of
 
@@ -94,7 +95,7 @@ class HealthController:
         self.scanned = gpus.now
         """The inventory as the last scan has found it."""
         self._stamp: tuple[int, int] | None = None
-        self._problems: dict[str, str] = {}
+        self._problems = LogOnce()
         self._reported: tuple[GpuRecord, ...] = ()  # by the agent before this one
         self._log = get_logger("health")
 
@@ -192,13 +193,18 @@ class HealthController:
 
     def reason(self, uuid: str) -> str:
         """Why that GPU gets no new containers; empty where it gets them."""
-        gpu, cordon, silence = self.gpus.get(uuid, _HEALTHY), self.cordons.get(uuid), self.silent.get(uuid)
-        parts = [gpu.text] if gpu.unhealthy else []
-        if silence is not None and silence.lasting:
-            parts.append(silence.text)
-        if cordon is not None:
+        parts = self._faults(uuid)
+        if (cordon := self.cordons.get(uuid)) is not None:
             parts.append("cordoned" + (f": {cordon.reason}" if cordon.reason else ""))
         return "; ".join(parts)
+
+    def _faults(self, uuid: str) -> list[str]:
+        """What is wrong with that GPU itself."""
+        gpu = self.gpus.get(uuid, _HEALTHY)
+        faults = [gpu.text] if gpu.unhealthy else []
+        if _lasts(self.silent, uuid):
+            faults.append(self.silent[uuid].text)
+        return faults
 
     async def _silences(self, after: Mapping[str, Silence]) -> None:
         before, self.silent = self.silent, after
@@ -249,16 +255,7 @@ class HealthController:
         self._holder.replace(inventory)
 
     def _marked(self, inventory: Inventory) -> Inventory:
-        unhealthy = {
-            uuid: health.text
-            for uuid, health in self.gpus.items()
-            if health.unhealthy and uuid in inventory.uuids
-        }
-        for uuid in inventory.uuids:
-            if _lasts(self.silent, uuid):
-                unhealthy[uuid] = "; ".join(
-                    [*([unhealthy[uuid]] if uuid in unhealthy else []), self.silent[uuid].text]
-                )
+        unhealthy = {uuid: "; ".join(faults) for uuid in inventory.uuids if (faults := self._faults(uuid))}
         out = frozenset(uuid for uuid in inventory.uuids if uuid in self.cordons)
         gpus = tuple(
             replace(gpu, healthy=False) if gpu.uuid in unhealthy or gpu.uuid in out else gpu
@@ -307,7 +304,7 @@ class HealthController:
         except StateError as error:
             self._problem("health", str(error))
         else:
-            self._problems.pop("health", None)
+            self._problems.over("health")
 
     def _gpu(self, gpu: Gpu) -> GpuRecord:
         cordon, health = self.cordons.get(gpu.uuid), self.gpus.get(gpu.uuid, _HEALTHY)
@@ -318,8 +315,7 @@ class HealthController:
         )
 
     def _problem(self, about: str, text: str) -> None:
-        if self._problems.get(about) != text:
-            self._problems[about] = text
+        if self._problems.new(about, text):
             self._log.error("health file unusable", detail=text)
 
 

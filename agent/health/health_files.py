@@ -21,7 +21,7 @@ from typing import Any
 from agent.health.conditions import Condition, GpuHealth
 from gigaslice.errors import StateError, StorageError
 from gigaslice.kube.json_text import read_json
-from gigaslice.runtime.files import is_directory, open_file, read_file, remedy, replace_file
+from gigaslice.runtime.files import is_directory, open_file, os_errors_as, read_file, remedy, replace_file
 
 __all__ = [
     "CORDON",
@@ -155,18 +155,14 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _write(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
     """Replaces a file that has one writer at a time: the agent, or the process that holds the cordons' lock."""
     text = json.dumps({"version": _VERSION, **content}, indent=1)
-    try:
+    with os_errors_as(StorageError, f"cannot write {path}"):
         replace_file(path, text.encode(), mode=0o644, sync=sync)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}; {remedy(error)}") from error
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    try:
+    with os_errors_as(StorageError, f"cannot open {path}"):
         fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
-    except OSError as error:
-        raise StorageError(f"cannot open {path}: {error.strerror}; {remedy(error)}") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

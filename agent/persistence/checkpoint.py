@@ -23,7 +23,7 @@ from pathlib import Path
 from agent.persistence.codec import Codec
 from gigaslice.allocation.table import AllocationTable
 from gigaslice.errors import CheckpointError, CheckpointVersionError, MissingError, StorageError
-from gigaslice.runtime.files import open_file, read_file, remedy
+from gigaslice.runtime.files import open_file, os_errors_as, read_file, remedy
 
 __all__ = ["CheckpointFile", "Loaded"]
 
@@ -60,7 +60,7 @@ class CheckpointFile:
         Releasing allocations makes room on a full disk, and has to be written first: there the predecessor is removed.
         """
         data = self._codec.encode_table(table)
-        try:
+        with os_errors_as(StorageError, f"cannot write {self._path}"):
             try:
                 self._write(data)
             except OSError as error:
@@ -71,15 +71,13 @@ class CheckpointFile:
                 self.tidy()
                 self._write(data)
             self._rotate()
-        except OSError as error:
-            raise StorageError(f"cannot write {self._path}: {error.strerror}; {remedy(error)}") from error
 
     def sync(self) -> None:
         """Returns when what was saved last is on the disk. Blocks; may run beside a save. Raises StorageError.
 
         The file first, then its name. Never while a save changes names: it would find none, or one that is leaving.
         """
-        try:
+        with os_errors_as(StorageError, f"cannot sync {self._path}"):
             with self._names:
                 fd = self._open_last()
             if fd is not None:
@@ -95,8 +93,6 @@ class CheckpointFile:
                 os.close(directory)
             if fd is not None:
                 self._synced = inode
-        except OSError as error:
-            raise StorageError(f"cannot sync {self._path}: {error.strerror}; {remedy(error)}") from error
 
     def _open_last(self) -> int | None:
         """The file saved last, or the one before where a save has failed halfway; None: there is none."""
@@ -196,7 +192,7 @@ class CheckpointFile:
         Blocks; may run beside a save. Raises StorageError.
         """
         trial = self._path.with_name(f"{self._path.name}.probe")
-        try:
+        with os_errors_as(StorageError, f"cannot write below {self._path.parent}"):
             size = self._path.stat().st_size if self._path.exists() else 0
             trial.unlink(missing_ok=True)
             fd = open_file(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -206,10 +202,6 @@ class CheckpointFile:
             finally:
                 os.close(fd)
                 trial.unlink(missing_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"cannot write below {self._path.parent}: {error.strerror}; {remedy(error)}"
-            ) from error
 
     def _rotate(self) -> None:
         """Gives the three files their new names; at any moment there is a complete one under one of the two names.

@@ -12,11 +12,12 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
-from gigaslice.errors import StorageError
+from gigaslice.errors import GigasliceError, StorageError
 
-__all__ = ["is_directory", "open_file", "read_file", "remedy", "replace_file"]
+__all__ = ["is_directory", "open_file", "os_errors_as", "read_file", "remedy", "replace_file"]
 
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _REMEDIES = {
@@ -39,6 +40,15 @@ _REMEDIES = {
 def remedy(error: OSError) -> str:
     """What to do about ERROR, for the end of a sentence."""
     return _REMEDIES.get(error.errno or 0, "make room and check the permissions")
+
+
+@contextlib.contextmanager
+def os_errors_as(kind: type[GigasliceError], what: str) -> Iterator[None]:
+    """Raises an error of KIND in place of an OSError; WHAT begins its text."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror}; {remedy(error)}") from error
 
 
 def is_directory(path: Path) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gigaslice.dataset_node.mounts.protocol import MountError
+from gigaslice.dataset_node.mounts.protocol import MountError, mount_errors
 from gigaslice.dataset_node.mounts.table import MountEntry, parse_mountinfo
 from gigaslice.dataset_node.sources.beneath import open_beneath
 from gigaslice.text import plain
@@ -68,12 +68,8 @@ class LinuxMounts:
 
     def table(self) -> tuple[MountEntry, ...]:
         """Reads /proc/self/mountinfo; for a loop device the source is the file that is behind it."""
-        try:
+        with mount_errors("cannot read /proc/self/mountinfo"):
             return tuple(map(_with_file, parse_mountinfo(Path("/proc/self/mountinfo").read_bytes())))
-        except OSError as error:
-            raise MountError(
-                f"cannot read /proc/self/mountinfo: {error.strerror}", error.errno or 0
-            ) from error
 
     def image(self, image: Path, where: Path) -> None:
         """Mounts the image's file itself, and by a loop device where the kernel needs one (before Linux 6.12)."""
@@ -108,13 +104,12 @@ class LinuxMounts:
             EMPTY_SOURCE, where, "tmpfs", flags, f"size=64k,nr_inodes={len(directories) + 2},mode=0555"
         )
         try:
-            for name in directories:
-                (where / name).mkdir(0o555)
+            with mount_errors(f"cannot prepare {where}"):
+                for name in directories:
+                    (where / name).mkdir(0o555)
             self._mount(EMPTY_SOURCE, where, "tmpfs", flags | _RDONLY | _REMOUNT)
-        except (MountError, OSError) as error:
+        except MountError:
             self.unmount(where)
-            if isinstance(error, OSError):
-                raise MountError(f"cannot prepare {where}: {error.strerror}", error.errno or 0) from error
             raise
 
     def unmount(self, where: Path) -> None:

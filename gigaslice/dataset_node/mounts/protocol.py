@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from gigaslice.dataset.errors import DatasetError
 from gigaslice.dataset_node.mounts.table import MountEntry
 
-__all__ = ["MountError", "Mounts"]
+__all__ = ["MountError", "Mounts", "mount_errors"]
 
 
 class MountError(DatasetError):
@@ -18,6 +19,15 @@ class MountError(DatasetError):
     def __init__(self, text: str, number: int = 0) -> None:
         super().__init__(text)
         self.number = number
+
+
+@contextlib.contextmanager
+def mount_errors(what: str) -> Iterator[None]:
+    """Raises MountError in place of an OSError; WHAT begins its text."""
+    try:
+        yield
+    except OSError as error:
+        raise MountError(f"{what}: {error.strerror}", error.errno or 0) from error
 
 
 class Mounts(Protocol):

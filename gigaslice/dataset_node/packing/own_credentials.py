@@ -13,7 +13,7 @@ from pathlib import Path
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.sources.credentials import Credentials
-from gigaslice.runtime.files import read_file, remedy
+from gigaslice.runtime.files import os_errors_as, read_file, remedy
 
 __all__ = ["credentials_in", "credentials_of_environment"]
 
@@ -79,12 +79,8 @@ def credentials_of_environment(spec: SourceSpec, environment: Mapping[str, str])
             values[key] = value
     for key, variable in _FILES.get(spec.kind, {}).items():
         if path := environment.get(variable, ""):
-            try:
+            with os_errors_as(RequestError, f"{variable}: {path} cannot be read"):
                 values[key] = _text(Path(path))
-            except OSError as error:
-                raise RequestError(
-                    f"{variable}: {path} cannot be read: {error.strerror}; {remedy(error)}"
-                ) from None
     if spec.kind == "rclone":
         values |= {name: value for name, value in environment.items() if name.startswith("RCLONE_CONFIG_")}
     return Credentials(values, "the environment" if values else "--credentials, or the environment")

@@ -25,7 +25,7 @@ from gigaslice.dataset_node.store.state_paths import StatePaths
 from gigaslice.dataset_node.store.trash import Trash
 from gigaslice.dataset_node.store.volumes import PublishedVolumes
 from gigaslice.errors import StorageError
-from gigaslice.runtime.files import remedy
+from gigaslice.runtime.files import os_errors_as, remedy
 from gigaslice.runtime.logs import get_logger
 from gigaslice.units import format_bytes
 
@@ -100,7 +100,7 @@ class CacheRoom:
 
     def _looked(self) -> tuple[DiskSpace, int]:
         """The disk, and what the trash was about to give back at the same instant."""
-        try:
+        with os_errors_as(StorageError, f"cannot look at {self._have.paths.root}"):
             coming = self._have.trash.coming
             for _ in range(_MOST_READINGS):
                 before, disk = coming, self.disk()
@@ -108,10 +108,6 @@ class CacheRoom:
                 if coming == before:
                     break
             return disk, coming
-        except OSError as error:
-            raise StorageError(
-                f"cannot look at {self._have.paths.root}: {error.strerror}; {remedy(error)}"
-            ) from error
 
     def make(self, metadata: DatasetMetadata) -> None:
         """Deletes what has to be deleted for a dataset.

@@ -32,7 +32,7 @@ from gigaslice.dataset_node.store.trash import Trash
 from gigaslice.dataset_node.store.volumes import PublishedVolumes
 from gigaslice.errors import LockedError, StorageError
 from gigaslice.runtime.clock import steady
-from gigaslice.runtime.files import remedy
+from gigaslice.runtime.files import os_errors_as, remedy
 from gigaslice.runtime.keyed_locks import KeyedLocks
 from gigaslice.runtime.logs import get_logger
 from gigaslice.units import format_bytes
@@ -129,15 +129,11 @@ class DatasetStore:
             self.close()
             raise StorageError(f"cannot use {self._paths.root}: {error.strerror}; {remedy(error)}") from error
         with self._mutex:
-            try:
+            with os_errors_as(StorageError, f"cannot read {self._paths.root}"):
                 self._trash.open()
                 self._cache.reconcile()
                 self._volumes.reconcile(self._pod_is_there)
                 self._room.tidy()
-            except OSError as error:
-                raise StorageError(
-                    f"cannot read {self._paths.root}: {error.strerror}; {remedy(error)}"
-                ) from error
             oldest = self._clock() - _STALE_SECONDS
             for key, metadata in self._cache.parts.items():
                 if metadata.created < oldest:

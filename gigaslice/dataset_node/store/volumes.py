@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gigaslice.dataset.errors import DatasetError, RequestError
-from gigaslice.dataset_node.mounts import MountEntry, MountError, Mounts, top_at
+from gigaslice.dataset_node.mounts import MountEntry, MountError, Mounts, mount_errors, top_at
 from gigaslice.dataset_node.mounts.linux import EMPTY_SOURCE
 from gigaslice.dataset_node.store.documents import (
     DocumentError,
@@ -101,10 +101,8 @@ class PublishedVolumes:
         where = Path(volume.target)
         if top_at(self._mounts.table(), volume.target) is not None:
             return
-        try:
+        with mount_errors(f"cannot make {where}"):
             where.mkdir(mode=0o750, exist_ok=True)
-        except OSError as error:
-            raise MountError(f"cannot make {where}: {error.strerror}", error.errno or 0) from error
         self._mounts.empty(where, directories)
 
     def show(self, volume: Volume, volume_sources: Sequence[VolumeSource], sources: Sequence[Path]) -> None:
@@ -120,10 +118,8 @@ class PublishedVolumes:
                     raise MountError(f"{where} is taken: {top.source} is mounted there; unmount it")
                 continue
             if top is None and not volume_source.directory:
-                try:
+                with mount_errors(f"cannot make {where}"):
                     where.mkdir(mode=0o750, exist_ok=True)
-                except OSError as error:
-                    raise MountError(f"cannot make {where}: {error.strerror}", error.errno or 0) from error
             self._mounts.bind(source, where)
 
     def shown(self, volume: Volume, volume_sources: Sequence[VolumeSource]) -> bool:
@@ -147,12 +143,8 @@ class PublishedVolumes:
             self._clear(where)
         if record is None:
             return
-        try:
+        with mount_errors(f"the record of {volume_id} not removed"):
             self._paths.record(volume_id).unlink(missing_ok=True)
-        except OSError as error:
-            raise MountError(
-                f"the record of {volume_id} not removed: {error.strerror}", error.errno or 0
-            ) from error
 
     def forget(self, volume_id: str) -> tuple[str, ...]:
         """Counts a volume no more that `clear` has unmounted. Returns the keys that it had; it may be unknown."""
@@ -211,12 +203,8 @@ class PublishedVolumes:
                 self._mounts.unmount(Path(point))
         else:
             raise MountError(f"{target} is still mounted; unmount it by hand")
-        try:
+        with mount_errors(f"cannot remove {target}"), contextlib.suppress(FileNotFoundError):
             Path(target).rmdir()
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise MountError(f"cannot remove {target}: {error.strerror}", error.errno or 0) from error
 
 
 def _keys_of(mount: MountEntry) -> frozenset[str]:
