@@ -12,6 +12,7 @@ from typing import Any
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.control import CONTROL_SOCKET
 from gigaslice.errors import ConfigError, ControlError, MissingError
+from gigaslice.runtime.bar import Bar
 from gigaslice.runtime.local_protocol import ask, conversation
 from gigaslice.runtime.table import Column, as_table
 from gigaslice.text import plain
@@ -22,7 +23,6 @@ __all__ = ["age", "as_lines", "evict", "listed", "wait"]
 _SECRET = "DATASET_SECRET_"
 _SERVER = "dataset service"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_BAR = 30
 _RETRY_SECONDS, _LONGEST_RETRY = 2.0, 60.0
 
 
@@ -131,29 +131,23 @@ class _AgainError(Exception):
 
 
 def _waited(path: Path, request: dict[str, Any]) -> str:
-    bar, printed = sys.stderr.isatty(), ""
+    printed = ""
     try:
-        for answer in conversation(path, _SERVER, request):
-            if answer.get("ready") is True:
-                return str(answer["path"])
-            if "error" in answer:
-                if answer.get("retry") is True:
-                    raise _AgainError(str(answer["error"]))
-                raise ControlError(plain(str(answer["error"])))
-            text = plain(str(answer.get("progress", "")))
-            if bar:
-                share = min(1.0, max(0.0, float(answer.get("share", 0.0))))
-                filled = int(share * _BAR)
-                sys.stderr.write(f"\r\x1b[K[{'#' * filled}{'.' * (_BAR - filled)}] {text[:120]}")
-                sys.stderr.flush()
-            elif text.partition(" (")[0] != printed:
-                printed = text.partition(" (")[0]
-                sys.stderr.write(f"gigaslice: {text}\n")
+        with Bar() as bar:
+            for answer in conversation(path, _SERVER, request):
+                if answer.get("ready") is True:
+                    return str(answer["path"])
+                if "error" in answer:
+                    if answer.get("retry") is True:
+                        raise _AgainError(str(answer["error"]))
+                    raise ControlError(plain(str(answer["error"])))
+                text = plain(str(answer.get("progress", "")))
+                bar.draw(float(answer.get("share", 0.0)), text)
+                if not bar.shown and text.partition(" (")[0] != printed:
+                    printed = text.partition(" (")[0]
+                    sys.stderr.write(f"gigaslice: {text}\n")
     except MissingError as error:  # it is started anew, or has not been started yet
         raise _AgainError(str(error)) from error
-    finally:
-        if bar:
-            sys.stderr.write("\r\x1b[K")
     raise _AgainError("the dataset service has ended")
 
 

@@ -13,12 +13,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from gigaslice.errors import MissingError
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["LEAVE_SECONDS", "TERMINATION_SECONDS", "all_of", "lasting", "leave_within", "run_together"]
+
+T = TypeVar("T")
 
 TERMINATION_SECONDS = 30.0
 """From SIGTERM until the kubelet kills: terminationGracePeriodSeconds of daemonset.yaml and the chart, which a test
@@ -30,11 +32,14 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _LIVED_SECONDS = 300.0  # a part that worked for so long is started again soon
 
 
-async def all_of(*parts: Coroutine[Any, Any, None]) -> None:
-    """Runs PARTS until all have ended. When one fails the others are cancelled, and its failure is raised."""
+async def all_of(*parts: Coroutine[Any, Any, T]) -> list[T]:
+    """Runs PARTS until all have ended, and returns what they do.
+
+    When one fails the others are cancelled, and its failure is raised.
+    """
     tasks = [asyncio.create_task(part) for part in parts]
     try:
-        await asyncio.gather(*tasks)
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.cli._dataset._bar import Bar
 from agent.cli._shared import OK, report
 from gigaslice.errors import ConfigError
 from gigaslice.runtime import settings
+from gigaslice.runtime.bar import Bar
 from gigaslice.text import plain
 from gigaslice.units import format_bytes
 

@@ -24,6 +24,7 @@ from gigaslice.dataset_node.tasks.provisioner import DatasetCounters, DatasetPro
 from gigaslice.dataset_node.tasks.threads import Threads
 from gigaslice.errors import GigasliceError
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.tasks import all_of
 from gigaslice.runtime.time_limit import set_within
 from gigaslice.text import plain
 
@@ -215,16 +216,8 @@ class VolumeTask:
 
     async def _volume_sources(self) -> list[VolumeSource]:
         """All datasets, one task each; the first failure ends the others."""
-        works = [
-            asyncio.get_running_loop().create_task(self._volume_source(request, status))
-            for request, status in zip(self.request.datasets, self.statuses, strict=True)
-        ]
-        try:
-            return list(await asyncio.gather(*works))
-        finally:
-            for work in works:
-                work.cancel()
-            await asyncio.gather(*works, return_exceptions=True)
+        pairs = zip(self.request.datasets, self.statuses, strict=True)
+        return await all_of(*(self._volume_source(request, status) for request, status in pairs))
 
     async def _volume_source(self, request: DatasetRequest, status: DatasetStatus) -> VolumeSource:
         dataset = await self._resolved(request)

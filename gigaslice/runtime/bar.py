@@ -1,4 +1,4 @@
-"""A line with a bar that is redrawn while a person watches, for the subcommands that take long."""
+"""A line with a bar that is redrawn while a person watches, for commands that take long."""
 
 from __future__ import annotations
 
@@ -34,12 +34,17 @@ class Bar:
         filled = "#" * int(min(1.0, max(0.0, share)) * _WIDTH)
         room = max(0, shutil.get_terminal_size().columns - _REST)  # a line that wraps cannot be drawn over
         line = f"[{filled:<{_WIDTH}}] {share:4.0%} {plain(text)[:room]}"
-        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+        _redraw(line)
 
     def clear(self) -> None:
         """Takes the line away, so that another can be printed."""
         if self.shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            _redraw("")
 
     def __exit__(self, *_: object) -> None:
         self.clear()
+
+
+def _redraw(line: str) -> None:
+    sys.stderr.write(f"\r{line}\x1b[K")
+    sys.stderr.flush()
