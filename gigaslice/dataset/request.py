@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TypeVar
 
 from gigaslice.dataset.errors import RequestError
-from gigaslice.dataset.source_spec import MOUNTED_KINDS, SourceSpec
+from gigaslice.dataset.source_spec import MOUNTED_KINDS, SourceSpec, option_pairs
 from gigaslice.text import plain
 
 __all__ = ["ATTRIBUTES", "Check", "DatasetRequest", "Mode", "VolumeRequest", "parse_attributes"]
@@ -110,7 +110,7 @@ def parse_attributes(attributes: Mapping[str, str]) -> VolumeRequest:
     mode = _choice(Mode, "mode", given.get("mode"), Mode.CACHE)
     check = _choice(Check, "check", given["check"], Check.LISTING) if "check" in given else None
     if given.get("source"):
-        spec = SourceSpec.parse(given["source"], _pairs("options", given.get("options", "")))
+        spec = SourceSpec.parse(given["source"], option_pairs("options", given.get("options", "")))
         datasets = [DatasetRequest(spec.canonical, spec=spec)]
     else:
         datasets = _several(names, sources, given)
@@ -162,7 +162,7 @@ def _several(names: list[str], sources: Mapping[str, str], given: Mapping[str, s
             DatasetRequest(
                 name,
                 name,
-                SourceSpec.parse(text, _pairs(f"options.{name}", given.get(f"options.{name}", ""))),
+                SourceSpec.parse(text, option_pairs(f"options.{name}", given.get(f"options.{name}", ""))),
             )
             for name, text in sources.items()
         ),
@@ -195,14 +195,3 @@ def _choice(kind: type[E], name: str, text: str | None, default: E) -> E:
     near = difflib.get_close_matches(text, values, n=1)
     hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(values)}"
     raise RequestError(f'{name} is "{plain(text)[:80]}"; {hint}')
-
-
-def _pairs(key: str, text: str) -> dict[str, str]:
-    """Options written as "a=b,c=d"; a name alone is "true", as mount options are."""
-    pairs: dict[str, str] = {}
-    for pair in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = pair.partition("=")
-        if name.strip() in pairs:
-            raise RequestError(f"{key} has {plain(name)[:80]} twice; write it once")
-        pairs[name.strip()] = value.strip() or "true"
-    return pairs

@@ -21,7 +21,16 @@ from gigaslice.dataset.endpoint import ServerAddress, ServerUrl
 from gigaslice.dataset.errors import RequestError
 from gigaslice.text import plain
 
-__all__ = ["ENVIRONMENT", "KINDS", "MOST_TEXT", "MOUNTED_KINDS", "RCLONE_KINDS", "SourceSpec", "dataset_key"]
+__all__ = [
+    "ENVIRONMENT",
+    "KINDS",
+    "MOST_TEXT",
+    "MOUNTED_KINDS",
+    "RCLONE_KINDS",
+    "SourceSpec",
+    "dataset_key",
+    "option_pairs",
+]
 
 MOST_TEXT = 2048
 """Characters of a source, and of its options together: it is shown in texts and objects, which have limits."""
@@ -134,7 +143,7 @@ class SourceSpec:
             RequestError: As `parse`, or variables that are missing or say two things.
         """
         whole, kind, server, path, options = (environment.get(name, "").strip() for name in ENVIRONMENT)
-        parsed_options = _pairs(options)
+        parsed_options = option_pairs("DATASET_OPTIONS", options)
         if whole:
             if kind or server or path:
                 raise RequestError(
@@ -181,6 +190,21 @@ class SourceSpec:
         shown_options = ",".join(f"{name}={value}" for name, value in self.options if name in identity)
         text = f"rclone:{self.location}" if self.kind == "rclone" else f"{self.kind}://{self.location}"
         return f"{text}?{shown_options}" if shown_options else text
+
+
+def option_pairs(where: str, text: str) -> dict[str, str]:
+    """Options written as "a=b,c=d"; a name alone is "true", as mount options are.
+
+    Raises:
+        RequestError: One stands twice in WHERE, where the text is from.
+    """
+    pairs: dict[str, str] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = pair.partition("=")
+        if name.strip() in pairs:
+            raise RequestError(f"{where} has {plain(name)[:80]} twice; write it once")
+        pairs[name.strip()] = value.strip() or "true"
+    return pairs
 
 
 def dataset_key(spec: SourceSpec, listing_digest: bytes) -> str:
@@ -320,15 +344,6 @@ def _no_option(kind: str, name: str, allowed: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, allowed, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(allowed))}"
     return f"a {kind} source has no option {_shown(name)}; {hint}"
-
-
-def _pairs(text: str) -> dict[str, str]:
-    """Options written as "a=b,c=d"; a name alone is "true", as mount options are."""
-    pairs: dict[str, str] = {}
-    for pair in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = pair.partition("=")
-        pairs[name.strip()] = value.strip() or "true"
-    return pairs
 
 
 def _no_kind(text: str, kind: str) -> str:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from obstore import exceptions
@@ -188,15 +189,14 @@ def object_stores(spec: SourceSpec, credentials: Credentials, *, local: bool) ->
             "timeout": _WRITTEN if writing else _REQUEST,
             "user_agent": "gigaslice",
         }
+        retry = {"max_retries": tries, "retry_timeout": _WRITTEN if writing else _TRIED_FOR}
         if through is not None:
             client["proxy_url"] = through[1].url
         if authority := credentials.get("ca"):
             client["root_certificate"] = authority
         try:
             with panics_raised():
-                return build(
-                    client, {"max_retries": tries, "retry_timeout": _WRITTEN if writing else _TRIED_FOR}
-                )
+                return build(client_options=client, retry_config=retry)
         except (*FAILURES, TypeError):
             raise RequestError(
                 f"the credentials for {spec.canonical} cannot be used; check {credentials.where}"
@@ -215,7 +215,7 @@ def _word(credentials: Credentials, name: str) -> str:
     return value
 
 
-_Built = tuple[str, bool, Callable[[Any, Any], Any]]
+_Built = tuple[str, bool, Callable[..., Any]]
 """The endpoint, whether requests are signed, and what makes a client."""
 
 
@@ -253,17 +253,7 @@ def _s3(spec: SourceSpec, credentials: Credentials) -> _Built:
         return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
 
     provider: Any = None if anonymous else given
-    return (
-        endpoint,
-        not anonymous,
-        lambda client, retry: S3Store(
-            spec.server,
-            config=config,
-            client_options=client,
-            retry_config=retry,
-            credential_provider=provider,
-        ),
-    )
+    return endpoint, not anonymous, partial(S3Store, spec.server, config=config, credential_provider=provider)
 
 
 def _gs(spec: SourceSpec, credentials: Credentials) -> _Built:
@@ -282,17 +272,7 @@ def _gs(spec: SourceSpec, credentials: Credentials) -> _Built:
         config = {"base_url": endpoint, "service_account_key": json.dumps(kept), "skip_signature": False}
     elif token and not _flag(spec, "anonymous"):
         config = {"base_url": endpoint, "bearer_token": token, "skip_signature": False}
-    signed = "bearer_token" in config or not config["skip_signature"]
-    return (
-        endpoint,
-        signed,
-        lambda client, retry: GCSStore(
-            spec.server,
-            config=config,
-            client_options=client,
-            retry_config=retry,
-        ),
-    )
+    return endpoint, not config["skip_signature"], partial(GCSStore, spec.server, config=config)
 
 
 def _az(spec: SourceSpec, credentials: Credentials) -> _Built:
@@ -304,20 +284,15 @@ def _az(spec: SourceSpec, credentials: Credentials) -> _Built:
     endpoint = spec.option("endpoint") or f"https://{account}.blob.core.windows.net"
     config: Any = {"account_name": account, "endpoint": endpoint, "use_emulator": False}
     names = {
-        "account_key": "account_key",
-        "sas_token": "sas_key",
-        "token": "token",
-        "client_secret": "client_secret",
-    }
-    kinds = {"account_key": "access_key", "sas_token": "sas_token", "token": "bearer_token",
-             "client_secret": "client_secret"}  # fmt: skip
+        "account_key": ("account_key", "access_key"),
+        "sas_token": ("sas_key", "sas_token"),
+        "token": ("token", "bearer_token"),
+        "client_secret": ("client_secret", "client_secret"),
+    }  # what obstore calls the value, and the kind of credential
     given = next((name for name in names if credentials.get(name)), "")
     if given and not _flag(spec, "anonymous"):
-        config |= {
-            names[given]: _word(credentials, given),
-            "credential_type": kinds[given],
-            "skip_signature": False,
-        }
+        key, kind = names[given]
+        config |= {key: _word(credentials, given), "credential_type": kind, "skip_signature": False}
         if given == "client_secret":
             tenant = _word(credentials, "tenant_id")
             if not _TENANT.fullmatch(tenant):
@@ -326,13 +301,4 @@ def _az(spec: SourceSpec, credentials: Credentials) -> _Built:
                        "authority_host": "https://login.microsoftonline.com"}  # fmt: skip
     else:
         config["skip_signature"] = True
-    return (
-        endpoint,
-        not config["skip_signature"],
-        lambda client, retry: AzureStore(
-            spec.server,
-            config=config,
-            client_options=client,
-            retry_config=retry,
-        ),
-    )
+    return endpoint, not config["skip_signature"], partial(AzureStore, spec.server, config=config)
