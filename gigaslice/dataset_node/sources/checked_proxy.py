@@ -19,6 +19,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -45,10 +46,12 @@ class ProxyPass:
 
     Attributes:
         url: The proxy's address with the pass in it; a secret.
+        withdraw: Ends it; connections that are open stay.
         refusal: Why a connection was last refused for good, or None.
     """
 
     url: str = field(repr=False)
+    withdraw: Callable[[], object] = field(repr=False)
     refusal: SourceError | None = None
 
     def refused(self) -> SourceError | None:
@@ -82,17 +85,12 @@ class CheckedProxy:
         threading.Thread(target=self._accept, name="dataset-proxy", daemon=True).start()
 
     def issue(self) -> ProxyPass:
-        """A pass for one source, until `withdraw`."""
+        """A pass for one source, until it is withdrawn."""
         word = secrets.token_hex(16)
-        proxy_pass = ProxyPass(f"http://source:{word}@127.0.0.1:{self._listener.getsockname()[1]}")
-        self._passes[base64.b64encode(f"source:{word}".encode())] = proxy_pass
-        return proxy_pass
-
-    def withdraw(self, given: ProxyPass) -> None:
-        """Ends a pass; connections that are open stay."""
-        for password, issued in list(self._passes.items()):
-            if issued is given:
-                self._passes.pop(password, None)
+        password = base64.b64encode(f"source:{word}".encode())
+        url = f"http://source:{word}@127.0.0.1:{self._listener.getsockname()[1]}"
+        self._passes[password] = ProxyPass(url, lambda: self._passes.pop(password, None))
+        return self._passes[password]
 
     def close(self) -> None:
         """Accepts no more."""

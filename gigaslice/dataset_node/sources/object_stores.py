@@ -22,7 +22,7 @@ from gigaslice.dataset.errors import DatasetError, ListingError, RequestError, S
 from gigaslice.dataset.listing import Entry, shown
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.sources.addresses import FORBIDDEN, checked_addresses
-from gigaslice.dataset_node.sources.checked_proxy import CheckedProxy, ProxyPass, checked_proxy
+from gigaslice.dataset_node.sources.checked_proxy import ProxyPass, checked_proxy
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.object_connections import keep_to_checked, permit
 from gigaslice.dataset_node.sources.panics import LibraryPanicError, panics_raised
@@ -60,7 +60,7 @@ class ObjectStores:
         make: Makes a client: how often it tries a request again, and whether it writes.
         what: How the bucket is called in texts.
         where: How the place that the credentials came from is called.
-        proxy: What the clients connect through, and their pass; None: they connect by themselves.
+        proxy: Their pass for the proxy that the clients connect through; None: they connect by themselves.
         signed: Whether there are credentials that requests go with.
     """
 
@@ -69,7 +69,7 @@ class ObjectStores:
         make: Callable[[int, bool], Any],
         what: str,
         where: str,
-        proxy: tuple[CheckedProxy, ProxyPass] | None = None,
+        proxy: ProxyPass | None = None,
         *,
         signed: bool = True,
     ) -> None:
@@ -82,8 +82,7 @@ class ObjectStores:
     def close(self) -> None:
         """Has the clients connect no more."""
         if self._proxy is not None:
-            proxy, given = self._proxy
-            proxy.withdraw(given)
+            self._proxy.withdraw()
 
     def client(self, tries: int, *, writing: bool = False) -> Any:
         """A client for reading, or one for writing, whose requests may take as long as a large part needs."""
@@ -97,7 +96,7 @@ class ObjectStores:
             subject: What was asked for.
             entry: The file, where one was read.
         """
-        if self._proxy is not None and (refusal := self._proxy[1].refused()) is not None:
+        if self._proxy is not None and (refusal := self._proxy.refused()) is not None:
             return refusal
         if isinstance(error, LibraryPanicError):
             return SourceError(
@@ -170,15 +169,14 @@ def object_stores(spec: SourceSpec, credentials: Credentials, *, local: bool) ->
     if parts is None or parts.scheme not in ("http", "https"):
         raise RequestError(f"endpoint {plain(endpoint)!r} is no address; write it as https://host:port")
     host = parts.server.host
-    through: tuple[CheckedProxy, ProxyPass] | None = None
+    through: ProxyPass | None = None
     if local:
         permit(host)
     else:
         # said at once, where it would else be said after tries; what counts is what is connected to
         checked_addresses(host, 0)
         if not keep_to_checked():
-            proxy = checked_proxy()
-            through = proxy, proxy.issue()
+            through = checked_proxy().issue()
 
     def make(tries: int, writing: bool) -> Any:
         # the silence is counted from the beginning of a request, and a server is silent while it is sent a part
@@ -191,7 +189,7 @@ def object_stores(spec: SourceSpec, credentials: Credentials, *, local: bool) ->
         }
         retry = {"max_retries": tries, "retry_timeout": _WRITTEN if writing else _TRIED_FOR}
         if through is not None:
-            client["proxy_url"] = through[1].url
+            client["proxy_url"] = through.url
         if authority := credentials.get("ca"):
             client["root_certificate"] = authority
         try:

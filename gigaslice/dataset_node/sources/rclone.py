@@ -54,7 +54,7 @@ class RcloneSource:
         directory: Has the socket; removed at the end.
         run: Starts other commands of rclone.
         what: How the source is called in texts.
-        through: The proxy that rclone connects through, and its pass.
+        through: Its pass for the proxy that rclone connects through.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RcloneSource:
         directory: Path,
         run: RcloneProcesses,
         what: str,
-        through: tuple[CheckedProxy, ProxyPass] | None,
+        through: ProxyPass | None,
     ) -> None:
         self.parallel = 32
         self.image = None
@@ -97,11 +97,11 @@ class RcloneSource:
             raise SourceError(
                 "rclone is not installed on this node, and this source is read by it; install it on PATH of the service"
             )
-        through = (proxy, proxy.issue()) if proxy is not None and remote.proxy_flag else None
-        run = RcloneProcesses(program, remote, through[1].url if through else "")
+        through = proxy.issue() if proxy is not None and remote.proxy_flag else None
+        run = RcloneProcesses(program, remote, through.url if through else "")
         flag = remote.proxy_flag
         if through and not await in_thread("dataset-rclone", lambda _: run.has_flag(flag)):
-            through[0].withdraw(through[1])
+            through.withdraw()
             raise SourceError(
                 f"rclone on this node has no {flag}, without which the addresses that it connects to are not checked; "
                 "install 1.70 or newer (or an administrator allows all addresses: --local-addresses on)"
@@ -195,11 +195,10 @@ class RcloneSource:
             await in_thread("dataset-rclone", lambda _: self._run.end(self._process))
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._through is not None:
-            proxy, given = self._through
-            proxy.withdraw(given)
+            self._through.withdraw()
 
     def _failure(self, message: str) -> SourceError:
-        refusal = self._through[1].refused() if self._through is not None else None
+        refusal = self._through.refused() if self._through is not None else None
         return refusal or _failure(self._what, message)
 
 

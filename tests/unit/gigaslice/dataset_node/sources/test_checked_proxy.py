@@ -184,7 +184,7 @@ def test_nobody_else_gets_anything(proxy):
     server = Listener(lambda connection: connection.sendall(b"secret"))
     given, withdrawn = proxy.issue(), proxy.issue()
     assert given.url != withdrawn.url and given.url not in repr(given)
-    proxy.withdraw(withdrawn)
+    withdrawn.withdraw()
     head = f"CONNECT {SERVER}:{server.port} HTTP/1.1\r\n"
     for word in (
         "",
