@@ -226,7 +226,8 @@ class ClusterState(ClusterContents):
             assigned = choose_gpus(self._problem(demand, record), record.current_room(), self.policy)
             if assigned is not None:
                 return shares_of(_named(record, demand, assigned), self.traits_of(pod))
-        slices = pod.most_at_once(self.units.memory_resource)
+        names = {name for container in pod.containers for name in container.requests}
+        slices = sum(pod.most_at_once(name) for name in names if self.units.is_memory(name))
         return record.wherever_there_is_room(slices)
 
     def _problem(self, demand: PodDemand, record: NodeRecord) -> NodeProblem:

@@ -13,7 +13,7 @@ from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.cluster.node_record import NodeFacts
 from gigaslice.cluster.refusal import Refusal, RefusalReason
 from gigaslice.cluster.state import ClusterState
-from gigaslice.model import ContainerKind, Occupant, Pod, Share
+from gigaslice.model import ContainerKind, Occupant, Pod, PodContainer, Share
 from tests.unit.gigaslice.cluster.clusters import (
     CHECKED,
     GIB,
@@ -64,6 +64,15 @@ def test_a_pod_counts_until_it_has_ended(state: ClusterState) -> None:
         assert reason(state) is RefusalReason.NO_ROOM
         end()
         assert reason(state) is None
+
+
+@pytest.mark.parametrize("resource", ["gigaslice.io/vgpu-memory", "gigaslice.io/vgpu-memory.t4"])
+def test_a_pod_that_no_agent_can_have_placed_counts_with_all_that_it_asks_for(
+    state: ClusterState, resource: str
+) -> None:
+    asking = PodContainer("main", requests={resource: 8})
+    state.put_pod(pod("x", asking, node="a", annotations={"gigaslice.io/gpus": "zero"}))
+    assert sum(room.free for room in state.room("a")) == 24
 
 
 def test_a_pod_may_come_before_its_node() -> None:
