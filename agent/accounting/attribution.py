@@ -15,6 +15,7 @@ from agent.accounting.processes import ProcessInfo
 from agent.ledgers.usage import Reading
 from gigaslice.allocation.consumer import Consumer
 from gigaslice.allocation.table import Allocation
+from gigaslice.units import format_bytes
 from vcuda import ProcessUsage
 
 __all__ = [
@@ -41,15 +42,14 @@ class LibraryBypass:
     processes: tuple[tuple[ProcessInfo, str, int], ...]
     over: Mapping[str, int]
 
-    def text(self, size: object) -> str:
-        """Describes the processes for display; SIZE formats bytes."""
-        return (
-            ", ".join(
-                f"process {process.pid} ({process.name}) holds {size(count)} of {gpu}"  # type: ignore[operator]
-                for process, gpu, count in self.processes[:4]
-            )
-            + (f" and {len(self.processes) - 4} more" if len(self.processes) > 4 else "")
-        )
+    def text(self) -> str:
+        """Describes the processes for display."""
+        parts = [
+            f"process {process.pid} ({process.name}) holds {format_bytes(count)} of {gpu}"
+            for process, gpu, count in self.processes[:4]
+        ]
+        more = f" and {len(self.processes) - 4} more" if len(self.processes) > 4 else ""
+        return ", ".join(parts) + more
 
 
 @dataclass(frozen=True, slots=True)

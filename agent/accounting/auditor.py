@@ -189,7 +189,7 @@ class Auditor:
             self._evict(allocations[offence.allocation], offence)
 
     def _report_bypass(self, bypass: LibraryBypass) -> None:
-        text = bypass.text(units.format_bytes)
+        text = bypass.text()
         self._log.warning("process without the library", allocation=bypass.allocation.id,
                           container=bypass.allocation.name, detail=text)  # fmt: skip
         self._consumer_pods.event(

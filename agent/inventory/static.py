@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -94,33 +94,21 @@ def parse_inventory(raw: bytes, name: str, slice_bytes: int) -> Inventory:
     return inventory
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A node of the YAML text: mapping, list, scalar, or something else, with its line (from 1)."""
+def _line(node: yaml.Node) -> int:
+    """Where NODE begins, from 1."""
+    return int(node.start_mark.line) + 1
 
-    node: yaml.Node
-    line: int
 
-    @classmethod
-    def of(cls, node: yaml.Node) -> _Value:
-        return cls(node, node.start_mark.line + 1)
+def _mapping(node: yaml.Node) -> list[tuple[str, yaml.Node]] | None:
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    return [(str(key.value), value) for key, value in node.value]
 
-    def mapping(self) -> list[tuple[str, _Value]] | None:
-        if not isinstance(self.node, yaml.MappingNode):
-            return None
-        return [(str(key.value), _Value.of(value)) for key, value in self.node.value]
 
-    def items(self) -> list[_Value] | None:
-        return (
-            [_Value.of(item) for item in self.node.value]
-            if isinstance(self.node, yaml.SequenceNode)
-            else None
-        )
-
-    def text(self) -> str | None:
-        if not isinstance(self.node, yaml.ScalarNode) or self.node.tag.endswith(":null"):
-            return None
-        return str(self.node.value)
+def _text(node: yaml.Node) -> str | None:
+    if not isinstance(node, yaml.ScalarNode) or node.tag.endswith(":null"):
+        return None
+    return str(node.value)
 
 
 class _Reader:
@@ -133,33 +121,33 @@ class _Reader:
         self._slice_bytes = slice_bytes
 
     def document(self, root: yaml.Node | None) -> Inventory | None:
-        top = _Value.of(root).mapping() if root is not None else None
-        if root is None or top is None:
+        if root is None or _mapping(root) is None:
             self._wrong(1, "must be a mapping with a list called gpus")
             return None
-        fields = self._fields(_Value.of(root), "the file", ("gpus", "topology"))
-        listed = fields["gpus"].items() if "gpus" in fields else None
+        fields = self._fields(root, "the file", ("gpus", "topology"))
+        gpus_node = fields.get("gpus")
+        listed: list[yaml.Node] = gpus_node.value if isinstance(gpus_node, yaml.SequenceNode) else []
         if not listed:
-            line = fields["gpus"].line if "gpus" in fields else 1
+            line = 1 if gpus_node is None else _line(gpus_node)
             self._wrong(line, "gpus must be a list with at least one GPU (uuid, model, memory)")
             return None
         gpus = [self._gpu(index, item) for index, item in enumerate(listed)]
-        self._check_unique([(gpu, item.line) for gpu, item in zip(gpus, listed, strict=True) if gpu])
+        self._check_unique([(gpu, _line(item)) for gpu, item in zip(gpus, listed, strict=True) if gpu])
         matrix = self._topology(fields["topology"], len(listed)) if "topology" in fields else None
         described = tuple(gpu for gpu in gpus if gpu is not None)
         if self.mistakes or len(described) != len(gpus):
             return None
         return replace(_assembled(described, matrix), properties=self.properties)
 
-    def _gpu(self, index: int, item: _Value) -> Gpu | None:
+    def _gpu(self, index: int, item: yaml.Node) -> Gpu | None:
         name = f"gpus[{index}]"
-        if item.mapping() is None:
-            self._wrong(item.line, f"{name} must be a mapping with uuid, model and memory")
+        if _mapping(item) is None:
+            self._wrong(_line(item), f"{name} must be a mapping with uuid, model and memory")
             return None
         fields = self._fields(item, name, _KEYS)
         for key in ("uuid", "model", "memory"):
             if key not in fields:
-                self._wrong(item.line, f"{name} has no {key}")
+                self._wrong(_line(item), f"{name} has no {key}")
         uuid = self._field(fields, name, "uuid", _uuid)
         model = self._field(fields, name, "model", _words)
         memory = self._field(fields, name, "memory", units.parse_bytes)
@@ -168,7 +156,7 @@ class _Reader:
         healthy = self._field(fields, name, "healthy", _truth)
         if memory is not None and memory < self._slice_bytes:
             size, unit = units.format_bytes(memory), units.format_bytes(self._slice_bytes)
-            self._wrong(fields["memory"].line, f"{name}.memory: {size} are less than one slice of {unit}")
+            self._wrong(_line(fields["memory"]), f"{name}.memory: {size} are less than one slice of {unit}")
         properties = self._properties(fields.get("properties"), name)
         if uuid is None or model is None or memory is None:
             return None
@@ -180,55 +168,59 @@ class _Reader:
             uuid, index, model, memory, slices, self._slice_bytes, 0, numa, bus_id or "", not unhealthy
         )
 
-    def _properties(self, value: _Value | None, name: str) -> dict[str, str]:
+    def _properties(self, value: yaml.Node | None, name: str) -> dict[str, str]:
         if value is None:
             return {}
-        if value.mapping() is None:
-            self._wrong(value.line, f"{name}.properties must be a mapping, such as {{architecture: Ada}}")
+        if _mapping(value) is None:
+            self._wrong(_line(value), f"{name}.properties must be a mapping, such as {{architecture: Ada}}")
             return {}
         fields = self._fields(value, f"{name}.properties", _PROPERTIES)
         texts = {key: self._field(fields, f"{name}.properties", key, _words) for key in fields}
         return {key: text for key, text in texts.items() if text is not None}
 
-    def _topology(self, value: _Value, count: int) -> TopoMatrix | None:
-        text = value.text()
+    def _topology(self, value: yaml.Node, count: int) -> TopoMatrix | None:
+        text = _text(value)
         if text is None:
-            self._wrong(value.line, "topology must be the text of nvidia-smi topo -m, after topology: |")
+            self._wrong(_line(value), "topology must be the text of nvidia-smi topo -m, after topology: |")
             return None
         try:
             matrix = parse_topo_matrix(text)
         except TopologyTextError as error:
-            self._wrong(value.line + error.line, str(error).partition(": ")[2])
+            self._wrong(_line(value) + error.line, str(error).partition(": ")[2])
             return None
         except GigasliceError as error:
-            self._wrong(value.line, f"topology: {error}")
+            self._wrong(_line(value), f"topology: {error}")
             return None
         if matrix.topology.size != count:
-            self._wrong(value.line, f"topology has {matrix.topology.size} GPUs, gpus has {count}")
+            self._wrong(_line(value), f"topology has {matrix.topology.size} GPUs, gpus has {count}")
             return None
         return matrix
 
-    def _fields(self, value: _Value, name: str, allowed: tuple[str, ...]) -> dict[str, _Value]:
-        fields: dict[str, _Value] = {}
-        for key, field in value.mapping() or []:
+    def _fields(self, value: yaml.Node, name: str, allowed: tuple[str, ...]) -> dict[str, yaml.Node]:
+        fields: dict[str, yaml.Node] = {}
+        for key, field in _mapping(value) or []:
             if key not in allowed:
-                self._wrong(field.line, f"{name} has an unknown key {key!r}; known are {', '.join(allowed)}")
+                self._wrong(
+                    _line(field), f"{name} has an unknown key {key!r}; known are {', '.join(allowed)}"
+                )
             elif key in fields:
-                self._wrong(field.line, f"{name} has {key} twice")
+                self._wrong(_line(field), f"{name} has {key} twice")
             else:
                 fields[key] = field
         return fields
 
-    def _field(self, fields: dict[str, _Value], name: str, key: str, parse: Callable[[str], _T]) -> _T | None:
+    def _field(
+        self, fields: dict[str, yaml.Node], name: str, key: str, parse: Callable[[str], _T]
+    ) -> _T | None:
         if key not in fields:
             return None
-        text = fields[key].text()
+        text = _text(fields[key])
         try:
             if text is None:
                 raise ValueError("must be a single value")
             return parse(text)
         except ValueError as error:
-            self._wrong(fields[key].line, f"{name}.{key}: {error}")
+            self._wrong(_line(fields[key]), f"{name}.{key}: {error}")
             return None
 
     def _check_unique(self, gpus: list[tuple[Gpu, int]]) -> None:

@@ -16,7 +16,6 @@ from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, GROUP
 from gigaslice.cluster.refusal import Refusal
 from gigaslice.model import (
     ANNOTATIONS,
-    RequestOptions,
     SliceUnit,
     annotations_by_container,
     parse_options,
@@ -215,13 +214,6 @@ def _route(admission: AdmissionPod, facts: AdmissionFacts, completed: bool, find
             )
 
 
-def _parsed(
-    container: ContainerRequest, annotations: Mapping[str, str], facts: AdmissionFacts
-) -> RequestOptions:
-    unit = SliceUnit(facts.units.slice_bytes, parse_bytes)
-    return parse_options(annotations, container.name, unit, facts.units.rights)
-
-
 def _slices(container: ContainerRequest, facts: AdmissionFacts) -> int:
     """How many slices the container counts by itself; what its classes stand for is not for annotations to divide."""
     if container.classes:
@@ -273,7 +265,8 @@ def _measures(
     for name, count in container.counts.items():
         if facts.units.is_memory(name) and name in facts.names:
             yield count or 0, facts.most_slices(name), f"of {name}"
-    options = _parsed(container, annotations, facts)
+    unit = SliceUnit(facts.units.slice_bytes, parse_bytes)
+    options = parse_options(annotations, container.name, unit, facts.units.rights)
     slices = _slices(container, facts)
     if options.parts:
         yield max(options.parts), facts.largest_gpu, "slices of one GPU"
