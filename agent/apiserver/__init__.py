@@ -1,7 +1,7 @@
 """The Kubernetes API: this node's pods from a watch, events on them, their eviction.
 
-The only package that speaks HTTP to the API server. Nothing of the agent depends on an answer of it: without access the
-pods are unknown, and everything goes on with defaults.
+Requests, lists and watches are those of `gigaslice.kubeapi`, with the agent's bounds. Nothing of the agent depends on
+an answer: without access the pods are unknown, and everything goes on with defaults.
 """
 
 from agent.apiserver.cluster import Cluster, Eviction, KubeCluster, NoCluster

@@ -6,20 +6,26 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
+from agent.apiserver.node_pods import is_refused, is_synced, node_pods
 from agent.apiserver.own_node import NodeAnnotation, Publishing
 from agent.apiserver.pod_reader import PodReader
-from agent.apiserver.watch import PodWatch
-from agent.apiserver.wire import Api
 from gigaslice.cluster.names import INVENTORY
 from gigaslice.kube.event import Regarding
+from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.events import NODE_RATES, EventRecorder
 from gigaslice.kubeapi.failures import ApiFailure, object_path
 from gigaslice.model import Pod
 from gigaslice.runtime.tasks import all_of
+from gigaslice.runtime.time_limit import set_within
 
 __all__ = ["Cluster", "Eviction", "KubeCluster", "NoCluster"]
+
+_REMEDIES = {
+    403: "the agent has no right to evict pods; deploy/eviction.yaml or the chart's rbac.evict gives it: ",
+    429: "a PodDisruptionBudget does not allow it now: ",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,23 +145,32 @@ class KubeCluster:
     """The cluster behind API, as seen from NODE."""
 
     def __init__(
-        self, api: Api, node: str, watch: PodWatch | None = None, events: EventRecorder | None = None
+        self, client: KubeClient, node: str, events: EventRecorder | None = None, **times: Any
     ) -> None:
-        self._api = api
-        self._watch = watch or PodWatch(api, node)
+        """Initializes the cluster.
+
+        Args:
+            client: The API server.
+            node: The name of this node.
+            events: Sends the events; None: one of this node.
+            times: Those of the informer of the pods.
+        """
+        self._client = client
+        self._news = asyncio.Event()
+        self._watch = node_pods(client, node, self._changed, **times)
         self._reader = PodReader(self._watch)
-        self._events = events or EventRecorder(api, "node", node, NODE_RATES)
-        self._inventory = NodeAnnotation(api, node, INVENTORY)
+        self._events = events or EventRecorder(client, "node", node, NODE_RATES)
+        self._inventory = NodeAnnotation(client, node, INVENTORY)
 
     @property
     def expected(self) -> bool:
         """Whether the API server has not refused us."""
-        return not self._watch.refused
+        return not is_refused(self._watch)
 
     @property
     def synced(self) -> bool:
         """Whether the watch is running."""
-        return self._watch.synced
+        return is_synced(self._watch)
 
     @property
     def answering(self) -> bool:
@@ -165,11 +180,11 @@ class KubeCluster:
     @property
     def pods(self) -> Mapping[tuple[str, str], Pod]:
         """By namespace and name, as last seen."""
-        return self._watch.pods
+        return self._watch.objects
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         """The pod of that name as last seen."""
-        return self._watch.pods.get((namespace, name))
+        return self._watch.get(namespace, name)
 
     async def read(self, timeout: float) -> Mapping[tuple[str, str], Pod] | None:
         """Lists them anew; the watch and what it has shown stay as they are."""
@@ -202,24 +217,22 @@ class KubeCluster:
         }
         try:
             path = object_path("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "eviction")
-            reply = await self._api.request("POST", path, None, body)
-        except ApiFailure as error:
-            return Eviction(f"pod {pod} not evicted: {error}")
-        if reply.status < 300:
-            return Eviction()
-        if reply.status in (404, 409):  # no pod of that name, or another one: its UID is a precondition
-            return Eviction(gone=True)
-        if reply.status == 403:
-            remedy = "the agent has no right to evict pods; deploy/eviction.yaml or the chart's rbac.evict gives it"
-            return Eviction(f"pod {pod} not evicted: {remedy}: {reply.reason()}")
-        if reply.status == 429:
-            return Eviction(f"pod {pod} not evicted: a PodDisruptionBudget does not allow it now")
-        return Eviction(f"pod {pod} not evicted: {reply.status} {reply.reason()}")
+            await self._client.request("POST", path, body=body, patient=False)
+        except ApiFailure as failure:
+            if failure.status in (404, 409):  # no pod of that name, or another one: its UID is a precondition
+                return Eviction(gone=True)
+            return Eviction(f"pod {pod} not evicted: {_REMEDIES.get(failure.status, '')}{failure}")
+        return Eviction()
 
     async def news(self, timeout: float) -> bool:
         """Returns True at the next change of the pods, False when there is none in TIMEOUT seconds."""
-        return await self._watch.news(timeout)
+        return await set_within(self._news, timeout)
 
     async def run(self) -> None:
         """Works until cancelled."""
-        await all_of(self._watch.run(), self._events.run(), self._inventory.run())
+        async with self._client:
+            await all_of(self._watch.run(), self._events.run(), self._inventory.run())
+
+    def _changed(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()

@@ -7,8 +7,7 @@ nothing.
 
 from __future__ import annotations
 
-from agent.apiserver.wire import MERGE_PATCH, Api
-from gigaslice.kubeapi.failures import ApiFailure, object_path
+from gigaslice.kubeapi.client import MERGE_PATCH, ApiFailure, KubeClient, object_path
 
 __all__ = ["REMEDY", "UnboundedError", "check_bounds"]
 
@@ -21,18 +20,19 @@ class UnboundedError(ApiFailure):
     """The API server would have carried out what no agent may do."""
 
 
-async def check_bounds(api: Api, node: str) -> None:
+async def check_bounds(client: KubeClient, node: str) -> None:
     """Returns where the API server refuses a change of another's annotation of NODE.
 
     Raises UnboundedError where it would make that change, and ApiFailure where it does not say.
     """
     body = {"metadata": {"annotations": {_FOREIGN: "x"}}}
-    reply = await api.request(
-        "PATCH", object_path("api", "v1", "nodes", node), {"dryRun": "All"}, body, MERGE_PATCH
-    )
-    if reply.status < 300:
+    path = object_path("api", "v1", "nodes", node)
+    try:
+        await client.request("PATCH", path, {"dryRun": "All"}, body, MERGE_PATCH, patient=False)
+    except ApiFailure as failure:
+        if failure.status != 403:
+            raise
+    else:
         raise UnboundedError(
             f"the agent may change others' annotations of {node}, and so may whoever takes its token"
         )
-    if reply.status != 403:
-        raise reply.failure("trial of the node's policy not answered")

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.apiserver.node_trial import REMEDY, UnboundedError, check_bounds
-from agent.apiserver.wire import Api
-from gigaslice.kubeapi.failures import ApiFailure, object_path
+from gigaslice.kubeapi.client import MERGE_PATCH, ApiFailure, KubeClient, object_path
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.wakeup import Alarm
@@ -57,11 +56,11 @@ class Publishing:
 
 
 class NodeAnnotation:
-    """The annotation KEY of NODE at API. PAUSE: the first wait after a failure; AGAIN: until the text is checked."""
+    """The annotation KEY of NODE at CLIENT. PAUSE: the first wait after a failure; AGAIN: until the text is checked."""
 
     def __init__(
         self,
-        api: Api,
+        client: KubeClient,
         node: str,
         key: str,
         *,
@@ -74,7 +73,7 @@ class NodeAnnotation:
         self._outdated_since: float | None = None
         self._tried_at: float | None = None  # when the token was seen to be kept to annotations of ours
         self._withheld = False
-        self._api = api
+        self._client = client
         self._node = node
         self._key = key
         self._clock = clock
@@ -131,7 +130,8 @@ class NodeAnnotation:
         try:
             await self._try()
             body = {"metadata": {"annotations": {self._key: text}}}
-            await self._api.patch(object_path("api", "v1", "nodes", self._node), body)
+            path = object_path("api", "v1", "nodes", self._node)
+            await self._client.request("PATCH", path, body=body, content=MERGE_PATCH, patient=False)
         except ApiFailure as error:
             self._failed(error)
             return
@@ -147,7 +147,7 @@ class NodeAnnotation:
         """Raises ApiFailure while the token is not known to be kept to annotations of ours."""
         if self._tried_at is None or self._clock() - self._tried_at >= self._again:
             self._tried_at = None
-            await check_bounds(self._api, self._node)
+            await check_bounds(self._client, self._node)
             self._tried_at, self._withheld = self._clock(), False
 
     def _due(self) -> None:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from agent.apiserver.watch import PodWatch
-from gigaslice.kube.decode import Gone
 from gigaslice.kubeapi.failures import ApiFailure
+from gigaslice.kubeapi.informer import Informer
 from gigaslice.model import Pod
 from gigaslice.runtime.logs import get_logger
 
@@ -24,17 +23,17 @@ SILENT_SECONDS = 0.08
 """For each of the three waits that an admission has at most while the server is silent: two for the watch, one here."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
 
-Pods = Mapping[tuple[str, str], Pod]
+Pods = dict[tuple[str, str], Pod]
 
 
 class PodReader:
     """Reads the pods of a watch's node."""
 
-    def __init__(self, watch: PodWatch, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, watch: Informer[Pod], clock: Callable[[], float] = time.monotonic) -> None:
         """Initializes the reader.
 
         Args:
-            watch: The watch that it reads past.
+            watch: The informer that it reads past.
             clock: Seconds that never go back.
         """
         self._watch = watch
@@ -75,10 +74,10 @@ class PodReader:
         error = reading.exception()
         if error is None:
             self._failures, self._again = 0, -math.inf
-        elif not isinstance(error, (ApiFailure, ValueError, Gone)):
+        elif not isinstance(error, ApiFailure):
             raise error  # a mistake of this program, which the loop's handler reports
         elif reading is not self._late:  # which counts already
-            self._failed(str(error), error.retry_after if isinstance(error, ApiFailure) else 0.0)
+            self._failed(str(error), error.retry_after)
 
     def _failed(self, detail: str, wait: float = 0.0) -> None:
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))

@@ -12,9 +12,7 @@ from gigaslice.errors import MissingError
 __all__ = ["EXTRAS", "need", "remedy"]
 
 EXTRAS = {
-    "aiohttp": "cluster",
     "cryptography": "cluster",
-    "orjson": "cluster",
     "blake3": "dataset",
     "obstore": "dataset",
 }

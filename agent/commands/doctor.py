@@ -19,8 +19,8 @@ import grpc
 
 import vcuda
 from agent.apiserver import find_access
+from agent.apiserver.node_client import node_client
 from agent.apiserver.node_trial import REMEDY, UnboundedError, check_bounds
-from agent.apiserver.wire import Api
 from agent.config import Config
 from agent.inventory.page_faults import counters_are_on
 from agent.inventory.source import Inventory
@@ -29,8 +29,9 @@ from agent.persistence.ledger_files import tried
 from agent.roles.gpu_wait import read_bus
 from gigaslice import units
 from gigaslice.errors import GigasliceError, MissingError
-from gigaslice.kube.json_text import read_json
-from gigaslice.kubeapi.failures import ApiFailure, object_path
+from gigaslice.kube.fields import object_at
+from gigaslice.kubeapi.access import Access
+from gigaslice.kubeapi.client import ApiFailure, KubeClient, object_path
 from gigaslice.runtime.files import read_file
 from gigaslice.text import plain
 from vcuda.doctor import Finding, check_locks, check_managed
@@ -221,39 +222,25 @@ def _check_api(config: Config) -> Iterator[Finding]:
     if not config.node_name:
         yield Finding("warn", "API server", f"{access}, {whence}", "name this node with --node-name")
         return
-    api = Api(access)
-    answer = asyncio.run(_ask_api(api, config, f"{access}, {whence}, node {config.node_name}"))
-    yield answer
-    if answer.level != "fail":
-        yield asyncio.run(_try_publishing(api, config.node_name))
+    yield from asyncio.run(_ask(access, config, f"{access}, {whence}, node {config.node_name}"))
 
 
-async def _ask_api(api: Api, config: Config, where: str) -> Finding:
+async def _ask(access: Access, config: Config, where: str) -> list[Finding]:
+    async with node_client(access) as client:
+        answer = await _ask_api(client, config, where)
+        return (
+            [answer] if answer.level == "fail" else [answer, await _try_publishing(client, config.node_name)]
+        )
+
+
+async def _ask_api(client: KubeClient, config: Config, where: str) -> Finding:
     """Asks what the agent would ask: without a right of its own it goes on with less, and says so only in its log."""
     query = {"fieldSelector": f"spec.nodeName={config.node_name}", "limit": "1", "resourceVersion": "0"}
     try:
-        reply = await api.request("GET", object_path("api", "v1", "pods"), query, most=_MAX_LIST_BYTES)
-        missing = (
-            [] if reply.status != 200 else [right for right in _RIGHTS if not await _allowed(api, right)]
-        )
-    except ApiFailure as error:
-        return Finding(
-            "fail",
-            "API server",
-            f"not reached: {error}",
-            "check the address, the network and the credentials",
-        )
-    status = f"{where}: {reply.status} {reply.reason()}" if reply.status != 200 else ""
-    if reply.status == 401:
-        remedy = "the token or certificate is old or of another cluster: make it anew, or the pod where it is mounted"
-        return Finding("fail", "API server", f"does not accept the credentials; {status}", remedy)
-    if reply.status == 403:
-        remedy = (
-            "apply the ClusterRole and ClusterRoleBinding of daemonset.yaml, or of the chart with rbac.create"
-        )
-        return Finding("fail", "API server", f"the agent may not list pods; {status}", remedy)
-    if reply.status != 200:
-        return Finding("fail", "API server", f"does not list pods; {status}", "see the API server's log")
+        await client.request("GET", object_path("api", "v1", "pods"), query, most=_MAX_LIST_BYTES)
+        missing = [right for right in _RIGHTS if not await _allowed(client, right)]
+    except ApiFailure as failure:
+        return _not_listed(failure, where)
     if config.overuse == "report":
         missing = [right for right in missing if right is not _EVICT]
     if missing:
@@ -272,14 +259,29 @@ async def _ask_api(api: Api, config: Config, where: str) -> Finding:
     return Finding("ok", "API server", f"{where}; it lets us in")
 
 
-async def _try_publishing(api: Api, node: str) -> Finding:
+def _not_listed(failure: ApiFailure, where: str) -> Finding:
+    text, remedy = f"does not list pods; {where}: {failure}", "see the API server's log"
+    if not failure.status:
+        text, remedy = f"not reached: {failure}", "check the address, the network and the credentials"
+    elif failure.status == 401:
+        text = f"does not accept the credentials; {where}: {failure}"
+        remedy = "the token or certificate is old or of another cluster: make it anew, or the pod where it is mounted"
+    elif failure.status == 403:
+        text = f"the agent may not list pods; {where}: {failure}"
+        remedy = (
+            "apply the ClusterRole and ClusterRoleBinding of daemonset.yaml, or of the chart with rbac.create"
+        )
+    return Finding("fail", "API server", text, remedy)
+
+
+async def _try_publishing(client: KubeClient, node: str) -> Finding:
     """Tries what the agent tries before it writes what its node has."""
     try:
-        if not await _allowed(api, _PUBLISH):
+        if not await _allowed(client, _PUBLISH):
             remedy = "where those are used, apply deploy/node-policy.yaml (Kubernetes 1.30)"
             text = "it may not patch its node: classes, the scheduler, explain, top and nodes do not see its GPUs"
             return Finding("warn", "publishing", text, remedy)
-        await check_bounds(api, node)
+        await check_bounds(client, node)
     except UnboundedError as error:
         return Finding("fail", "publishing", f"withheld: {error}", REMEDY)
     except ApiFailure as error:
@@ -287,7 +289,7 @@ async def _try_publishing(api: Api, node: str) -> Finding:
     return Finding("ok", "publishing", f"the API server keeps the agent to its own annotations of {node}")
 
 
-async def _allowed(api: Api, right: tuple[str, str]) -> bool:
+async def _allowed(client: KubeClient, right: tuple[str, str]) -> bool:
     """Whether the API server would let us; True where it does not say: then the agent will see."""
     verb, (resource, _, part) = right[0], right[1].partition("/")
     attributes = {"verb": verb, "resource": resource, **({"subresource": part} if part else {})}
@@ -297,11 +299,13 @@ async def _allowed(api: Api, right: tuple[str, str]) -> bool:
         "spec": {"resourceAttributes": attributes},
     }
     path = object_path("apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews")
-    reply = await api.request("POST", path, None, body)
     try:
-        return reply.status >= 300 or read_json(reply.body)["status"]["allowed"] is not False
-    except (ValueError, KeyError, TypeError):
+        review = await client.post(path, body)
+    except ApiFailure as failure:
+        if not failure.status:
+            raise
         return True
+    return object_at(review, "status").get("allowed") is not False
 
 
 def _check_cdi(directories: tuple[Path, ...]) -> Finding:

@@ -16,7 +16,7 @@ from agent.accounting.overuse import OverusePolicy
 from agent.allocation.dataset_gate import DatasetGate, NoDatasetGate
 from agent.allocation.node_inventory import InventoryPublisher
 from agent.apiserver import KubeCluster, NoCluster, find_access
-from agent.apiserver.wire import Api
+from agent.apiserver.node_client import node_client
 from agent.config import Config
 from agent.control.server import ControlServer
 from agent.deviceplugin.device_list import DeviceList
@@ -203,4 +203,4 @@ def _cluster(config: Config) -> KubeCluster | NoCluster:
         log.info("no access to the API server; annotations and events are off", detail=whence)
         return NoCluster()
     log.info("API server", server=str(access), credentials=whence, node=node)
-    return KubeCluster(Api(access), node)
+    return KubeCluster(node_client(access), node)

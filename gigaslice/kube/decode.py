@@ -1,33 +1,22 @@
-"""Pods and watch events as the API server writes them, to the values that the agent works with. Pure.
+"""Pods as the API server writes them, to values. Pure.
 
 A pod's document is some ten kilobytes of which a few dozen bytes matter; the outlines here name them, for readers that
 make values of nothing else. Nothing is taken for what it ought to be: every value that goes on from here has been
-checked, and anything else in an answer ends in ValueError or in a pod that says so.
+checked, and anything else in a pod ends in ValueError or in a pod that says so.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from gigaslice.kube.fields import object_at
-from gigaslice.kube.object_reader import ANY, PRESENCE, Document, ObjectReader, Outline
+from gigaslice.kube.object_reader import ANY, PRESENCE, ObjectReader, Outline
 from gigaslice.kube.pod_fields import ContainerFields, containers_in, count_of, object_in, objects_in
 from gigaslice.model import CsiVolume, Pod, PodContainer
 
-__all__ = [
-    "Change",
-    "Gone",
-    "change_reader",
-    "list_reader",
-    "list_state",
-    "parse_change",
-    "parse_pod",
-    "read_pod",
-    "unread_pod",
-]
+__all__ = ["parse_pod", "pod_change_reader", "pod_list_reader", "unread_pod"]
 
 _NOISE = "kubectl.kubernetes.io/last-applied-configuration"
 _MAX_ANNOTATION = 4096  # characters; nothing that is meant for the agent is longer
@@ -37,8 +26,6 @@ _MAX_ATTRIBUTES = 64  # of one volume
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123, as of namespaces and containers
 _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _UID = re.compile(r"[!-~]{1,128}")
-_VERSION = re.compile(r"[!-~]{1,128}")  # opaque to clients
-GONE = 410
 
 _CONTAINER: Outline = {
     "name": PRESENCE,
@@ -77,75 +64,14 @@ _EVENT: Outline = {**_POD, "code": PRESENCE, "message": PRESENCE}  # the object 
 _LIST: Outline = {"metadata": {"resourceVersion": PRESENCE, "continue": PRESENCE}}
 
 
-class Gone(Exception):  # noqa: N818  (the API's own word: the version is too old, ask for a list)
-    """The watch cannot go on from where it was."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One line of a watch. kind: "ADDED", "MODIFIED", "DELETED" or "BOOKMARK".
-
-    key: namespace and name of the pod it is about, None for a bookmark or where it has none. pod: None for a bookmark,
-    and for a pod without names or UID; see `unread_pod`.
-    """
-
-    kind: str
-    version: str
-    pod: Pod | None
-    key: tuple[str, str] | None = None
-
-
-def list_reader() -> ObjectReader:
-    """Returns a reader of the pods of a PodList, whose envelope is for `list_state`."""
+def pod_list_reader() -> ObjectReader:
+    """Returns a reader of the pods of a PodList."""
     return ObjectReader(_POD, _NAMES, items="items", envelope=_LIST)
 
 
-def list_state(content: object) -> tuple[str, str]:
-    """Returns the version of a list, and what to ask for to go on with it, empty at its end.
-
-    Raises:
-        ValueError: It is no list.
-    """
-    if not isinstance(content, dict) or not isinstance(content.get("items", []), list | None):
-        raise ValueError("the API server's answer is no list of pods")
-    metadata = content.get("metadata")
-    more = metadata.get("continue") if isinstance(metadata, dict) else None
-    return _version(metadata), more if isinstance(more, str) else ""
-
-
-def read_pod(document: Document) -> Pod | None:
-    """Returns the pod of a document, or what stands for it; None where that has no names or is none.
-
-    The others must not be lost for a pod that cannot be understood.
-    """
-    content = document.value
-    if not isinstance(content, dict):
-        return None
-    try:
-        return parse_pod(content) if document.complete else unread_pod(content)
-    except ValueError:
-        return unread_pod(content)
-
-
-def change_reader() -> ObjectReader:
-    """Returns a reader of the events of a watch, which are for `parse_change`."""
+def pod_change_reader() -> ObjectReader:
+    """Returns a reader of the events of a watch of pods."""
     return ObjectReader({"type": PRESENCE, "object": _EVENT}, {"type": PRESENCE, "object": _NAMES})
-
-
-def parse_change(document: Document) -> Change:
-    """One event of a watch. Raises Gone, or ValueError for what is no event."""
-    event = document.value
-    if not isinstance(event, dict):
-        raise ValueError("the API server sent a watch event that is no object")
-    kind, content = event.get("type"), event.get("object")
-    if kind == "ERROR":
-        _ended(content)
-    if not isinstance(kind, str) or not isinstance(content, dict):
-        raise ValueError("the API server sent a watch event without a type or an object")
-    version = _version(content.get("metadata"))
-    if kind not in ("ADDED", "MODIFIED", "DELETED"):
-        return Change(kind, version, None)
-    return Change(kind, version, read_pod(Document(content, document.complete)), _key(content["metadata"]))
 
 
 def parse_pod(document: Mapping[str, Any]) -> Pod:
@@ -196,27 +122,6 @@ def unread_pod(document: Mapping[str, Any]) -> Pod | None:
         )
     except ValueError:
         return None
-
-
-def _ended(status: object) -> NoReturn:
-    """What an ERROR event stands for."""
-    status_object = status if isinstance(status, dict) else {}
-    message = str(status_object.get("message", ""))[:500]
-    if status_object.get("code") == GONE:
-        raise Gone(message)
-    raise ValueError(f"the watch ended: {message or 'the API server does not say why'}")
-
-
-def _version(metadata: object) -> str:
-    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
-    if not isinstance(version, str) or not _VERSION.fullmatch(version):
-        raise ValueError("the API server's answer has no resourceVersion")
-    return version
-
-
-def _key(metadata: Mapping[str, Any]) -> tuple[str, str] | None:
-    namespace, name = metadata.get("namespace"), metadata.get("name")
-    return (namespace, name) if isinstance(namespace, str) and isinstance(name, str) else None
 
 
 def _matched(document: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:

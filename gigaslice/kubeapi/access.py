@@ -1,9 +1,9 @@
 """Where the API server is and who we are to it: from a kubeconfig file, or from what a pod is given.
 
-Nothing secret is kept longer than needed: tokens, certificates and keys that are files are read again for every
-connection, since the cluster renews them while the agent runs. And nothing secret is shown: no message quotes a value
-of a kubeconfig that may be a credential, which includes an address that is not known to hold none, and YAML's own
-messages, which quote the line they stumbled over.
+Nothing secret is kept longer than needed: tokens that are files are read for every request, certificates and keys
+again when they have changed, since the cluster renews them while a role runs. And nothing secret is shown: no message
+quotes a value of a kubeconfig that may be a credential, which includes an address that is not known to hold none, and
+YAML's own messages, which quote the line they stumbled over.
 """
 
 from __future__ import annotations

@@ -1,31 +1,27 @@
-"""HTTP to the API server for the cluster's roles: kept connections, one deadline per request, errors with a status.
+"""HTTP to the API server, for the node agent and the cluster's roles: one deadline per request, errors with a status.
 
-The node agent has a client of its own (h11, a connection per request): it asks rarely and must stay small. A role of
-the cluster sends many requests at once, and a new TLS handshake for each would cost more than the request.
-
-Credentials are not kept: the token's file is read again every few seconds, and after a 401 at once; certificates are
-loaded again when their files have changed, and later connections use them. No answer is larger in memory than the
-caller has allowed. A request is repeated in one case only: 429, by which the server says that it has done nothing.
+Credentials are not kept: the token's file is read for every request, and certificates are loaded again when their files
+have changed; later requests then use new connections. No answer is larger in memory than the caller has allowed. A
+request is repeated in two cases only: 429, by which the server says that it has done nothing, and a kept connection
+that turned out to be lost (`gigaslice.kubeapi.connections`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
-import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-import aiohttp
 import orjson
-from yarl import URL
 
 from gigaslice.kube.fields import text_at
 from gigaslice.kubeapi.access import Access
@@ -33,12 +29,14 @@ from gigaslice.kubeapi.documents import read_document
 from gigaslice.kubeapi.failures import (
     CONFLICT,
     GONE,
-    LONGEST_RETRY_AFTER,
     NOT_FOUND,
     TOO_MANY,
     ApiFailure,
     object_path,
 )
+
+if TYPE_CHECKING:
+    from gigaslice.kubeapi.connections import Connections, Response
 
 __all__ = [
     "APPLY_PATCH",
@@ -63,11 +61,7 @@ APPLY_PATCH = "application/apply-patch+yaml"
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
 _MOST_BYTES = 8 << 20
-_MOST_LINE_BYTES = 8 << 20  # etcd takes objects up to 1.5 MiB, as JSON they are some times as long
-_TOKEN_SECONDS = 10.0
-_FILES_SECONDS = 60.0
-_IDLE_CONNECTION_SECONDS = 60.0
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+_MOST_REFUSAL_BYTES = 64 << 10  # that are decoded for their message
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +87,7 @@ class KubeAnswer:
         """Returns the error that this answer to WHAT is."""
         message, reason = "", ""
         with contextlib.suppress(ValueError):
-            document = read_document(self.body)
+            document = read_document(self.body if len(self.body) <= _MOST_REFUSAL_BYTES else b"")
             message, reason = text_at(document, "message")[:500], text_at(document, "reason")
         text = message or self.body[:200].decode("utf-8", "replace").strip()
         return ApiFailure(
@@ -102,62 +96,46 @@ class KubeAnswer:
 
 
 class KubeStream:
-    """An answer that goes on: its status, and its lines as they come."""
+    """An answer that goes on: its status, and its bytes as they come."""
 
-    def __init__(self, response: aiohttp.ClientResponse, server: str) -> None:
+    def __init__(self, response: Response, most: int) -> None:
         self.status = response.status
-        self.retry_after = _retry_after(response)
+        self.retry_after = response.retry_after
         self._response = response
-        self._server = server
+        self._most = most
 
-    async def lines(self) -> AsyncIterator[bytes]:
-        """Yields complete lines until the server ends the answer.
+    async def chunks(self, most: float = math.inf) -> AsyncIterator[bytes]:
+        """Yields its bytes until the server ends the answer.
 
         Raises:
-            ApiFailure: The answer is cut short, falls silent, or lasts longer than it may.
+            ApiFailure: The answer is cut short, falls silent, lasts longer than it may, or has more than MOST bytes.
         """
-        rest = bytearray()
-        searched = 0
-        async for chunk in self._chunks():
-            rest += chunk
-            while (end := rest.find(b"\n", searched)) >= 0:
-                line = bytes(rest[:end])
-                del rest[: end + 1]
-                searched = 0
-                if line.strip():
-                    yield line
-            searched = len(rest)
-            if searched > _MOST_LINE_BYTES:
-                raise ApiFailure(f"the API server sent a line of more than {_MOST_LINE_BYTES >> 20} MiB")
-
-    async def answer(self, most: int = _MOST_BYTES) -> KubeAnswer:
-        """Returns the whole answer, which is no stream, as one of an error."""
-        body = bytearray()
-        async for chunk in self._chunks():
-            body += chunk
-            if len(body) > most:
+        length = 0
+        async for chunk in self._response.chunks():
+            length += len(chunk)
+            if length > most:
                 raise ApiFailure(f"the API server's answer has more than {most} bytes", self.status)
-        return KubeAnswer(self.status, bytes(body), self.retry_after)
-
-    async def _chunks(self) -> AsyncIterator[bytes]:
-        while True:
-            try:
-                chunk = await self._response.content.readany()
-            except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-                raise _failure(self._server, error) from error
-            if not chunk:
-                return
             yield chunk
+
+    async def answer(self, most: int | None = None) -> KubeAnswer:
+        """Returns the whole answer, which is no stream, as one of an error. MOST: its bytes, else the client's."""
+        body = bytearray()
+        async for chunk in self.chunks(self._most if most is None else most):
+            body += chunk
+        return KubeAnswer(self.status, bytes(body), self.retry_after)
 
 
 class KubeClient:
-    """The API server that ACCESS leads to. Use it as a context manager, inside one event loop.
+    """The API server that ACCESS leads to.
+
+    It may be used at once. As a context manager it closes its connections at the end; both in one event loop.
 
     Args:
         access: Where the server is, and the credentials.
         agent: The User-Agent header, such as "gigaslice-scheduler/1.2".
         connect: Seconds for a connection to be made.
-        answer: Seconds for a whole request, unless the call names others.
+        answer: Seconds for a whole request, unless the call names others, and for a stream to begin.
+        most: The most bytes that an answer may have, unless the call names others.
     """
 
     def __init__(
@@ -167,34 +145,27 @@ class KubeClient:
         *,
         connect: float = _CONNECT_SECONDS,
         answer: float = _ANSWER_SECONDS,
+        most: int = _MOST_BYTES,
     ) -> None:
         self.access = access
         self._agent = agent
         self._connect = connect
         self._answer = answer
-        self._authorization = _Renewed(_TOKEN_SECONDS, access.authorization)
-        self._context = _Renewed(_FILES_SECONDS, _unless_unchanged(access))
-        self._session: aiohttp.ClientSession | None = None
+        self._most = most
+        self._context: ssl.SSLContext | None = None
+        self._stamp: list[tuple[int, ...]] | None = None  # of the files that the context was made of
+        self._connections: Connections | None = None
 
     async def __aenter__(self) -> KubeClient:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0,
-                keepalive_timeout=_IDLE_CONNECTION_SECONDS,
-                socket_factory=_socket,
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=("Accept-Encoding",),
-        )
+        await self._open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        if self._connections is not None:
+            await self._connections.close()
+            self._connections = None
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Returns the object at PATH. Raises ApiFailure, as all of these do."""
@@ -227,8 +198,9 @@ class KubeClient:
         content: str = JSON,
         *,
         seconds: float | None = None,
-        most: int = _MOST_BYTES,
+        most: int | None = None,
         patient: bool = True,
+        once: bool = False,
     ) -> KubeAnswer:
         """Sends one request and takes the whole answer.
 
@@ -239,8 +211,9 @@ class KubeClient:
             body: What is sent as JSON; bytes are sent as they are.
             content: The content type of the body.
             seconds: The time for all of it, repetitions included.
-            most: The most bytes that the answer may have.
+            most: The most bytes that the answer may have, else the client's.
             patient: Whether 429 with a time to wait that fits is waited for, and the request repeated.
+            once: Whether it is a failure that a kept connection was lost, and the caller finds out what came of it.
 
         Returns:
             An answer with a status below 300.
@@ -249,16 +222,14 @@ class KubeClient:
             ApiFailure: There was no complete answer, or it has another status.
         """
         end = time.monotonic() + (self._answer if seconds is None else seconds)
-        renewed = False
         while True:
             left = end - time.monotonic()
-            async with self.stream(method, path, query, body, content, idle=left, longest=left) as stream:
+            async with self.stream(
+                method, path, query, body, content, idle=left, longest=left, once=once
+            ) as stream:
                 answer = await stream.answer(most)
-            if answer.status < 300:
+            if 200 <= answer.status < 300:
                 return answer
-            if answer.status == 401 and not renewed and self._authorization.forget():
-                renewed = True
-                continue
             if answer.status == TOO_MANY and patient and 0 < answer.retry_after < end - time.monotonic():
                 await asyncio.sleep(answer.retry_after)
                 continue
@@ -275,6 +246,7 @@ class KubeClient:
         *,
         idle: float,
         longest: float = math.inf,
+        once: bool = False,
     ) -> AsyncIterator[KubeStream]:
         """Sends one request and gives the answer as it comes, whatever its status.
 
@@ -286,120 +258,71 @@ class KubeClient:
             content: The content type of the body.
             idle: Seconds of silence after which the answer counts as cut short.
             longest: Seconds after which it counts as cut short in any case.
+            once: As of `request`.
 
         Raises:
             ApiFailure: There was no answer.
         """
-        if self._session is None:
-            raise RuntimeError("the client is not open")
-        server = str(self.access)
-        url = URL(server + path + (f"?{urlencode(query)}" if query else ""), encoded=True)
-        timeout = aiohttp.ClientTimeout(
-            total=None if longest == math.inf else max(0.001, longest),
-            sock_connect=self._connect,
-            sock_read=max(0.001, idle),
-        )
-        response = None
-        try:
-            try:
-                arguments = self._arguments(body, content)
-            except (OSError, ValueError) as error:
-                raise _failure(server, error, sent=False) from error
-            try:
-                response = await self._session.request(
-                    method, url, allow_redirects=False, timeout=timeout, **arguments
-                )
-            except aiohttp.ClientConnectorError as error:
-                raise _failure(server, error, sent=False) from error
-            except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
-                raise _failure(server, error) from error
-            yield KubeStream(response, server)
-        finally:
-            if response is not None and not response.content.at_eof():
-                response.close()  # what is left of the answer is not waited for
-
-    def _arguments(self, body: object, content: str) -> dict[str, Any]:
+        connections = self._connections or await self._open()
         headers = {"Accept": JSON, "User-Agent": self._agent}
-        authorization = self._authorization.value()
-        if authorization:
-            headers["Authorization"] = authorization
-        arguments: dict[str, Any] = {"headers": headers}
         if body is not None:
             headers["Content-Type"] = content
-            arguments["data"] = body if isinstance(body, bytes) else orjson.dumps(body)
-        context = self._context.value()
-        if context is not None:
-            arguments["ssl"] = context
-            if self.access.server_name:
-                arguments["server_hostname"] = self.access.server_name
-        return arguments
+        try:
+            authorization = self.access.authorization()
+            context = self._ssl_context()
+        except (OSError, ValueError) as error:
+            detail = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise ApiFailure(f"{self.access}: {detail}", sent=False) from error
+        if authorization:
+            headers["Authorization"] = authorization
+        response = await connections.send(
+            method,
+            path + (f"?{urlencode(query)}" if query else ""),
+            headers,
+            None if body is None else _encoded(body),
+            context=context,
+            server_name=self.access.server_name,
+            head=self._answer,
+            idle=idle,
+            longest=longest,
+            once=once,
+        )
+        try:
+            yield KubeStream(response, self._most)
+        finally:
+            response.leave()
 
+    async def _open(self) -> Connections:
+        """Loads what it takes, beside the event loop, and returns the connections."""
+        connections = await asyncio.to_thread(_import_connections)
+        if self._connections is None:
+            self._connections = connections(str(self.access), self._connect)
+        return self._connections
 
-class _Renewed:
-    """A value that is read again after some time."""
-
-    def __init__(self, seconds: float, read: Callable[[], Any]) -> None:
-        self._seconds = seconds
-        self._read = read
-        self._value: Any = None
-        self._until = -math.inf
-
-    def value(self) -> Any:
-        now = time.monotonic()
-        if now >= self._until:
-            self._value = self._read()
-            self._until = now + self._seconds
-        return self._value
-
-    def forget(self) -> bool:
-        """Has the value read again at its next use; whether that gives another one."""
-        before, self._until = self._value, -math.inf
-        with contextlib.suppress(OSError):
-            return bool(self.value() != before)
-        return False
-
-
-def _unless_unchanged(access: Access) -> Callable[[], ssl.SSLContext | None]:
-    """Returns a function that loads the certificates, where they have changed since: a new context is a new pool."""
-    cache: list[Any] = [None, None]
-
-    def read() -> ssl.SSLContext | None:
-        paths = (access.ca_file, access.cert_file, access.key_file)
+    def _ssl_context(self) -> ssl.SSLContext | None:
+        """Returns that of the files as they are now. The same one means the same connections."""
+        paths = (self.access.ca_file, self.access.cert_file, self.access.key_file)
         stamp = [_stamp(path) for path in paths if path is not None]
-        if cache[0] != stamp:
-            cache[:] = [stamp, access.ssl_context()]
-        context: ssl.SSLContext | None = cache[1]
-        return context
-
-    return read
+        if self._stamp != stamp:
+            self._context, self._stamp = self.access.ssl_context(), stamp
+        return self._context
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _import_connections() -> type[Connections]:
+    from gigaslice.kubeapi.connections import Connections  # noqa: PLC0415  (see there)
+
+    return Connections
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
     status = path.stat()
-    return status.st_mtime_ns, status.st_ino
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
-def _socket(address: tuple[Any, ...]) -> socket.socket:
-    """Returns a socket on which a peer that is gone without a word is noticed within a minute."""
-    family, kind, protocol, _, _ = address
-    tcp_socket = socket.socket(family, kind, protocol)
-    tcp_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE:
-        tcp_socket.setsockopt(socket.IPPROTO_TCP, option, value)
-    return tcp_socket
-
-
-def _retry_after(response: aiohttp.ClientResponse) -> float:
-    """Returns the seconds to be left alone. API servers never send the other form, a date."""
-    value = response.headers.get("Retry-After", "").strip()
-    return min(float(value[:9]), LONGEST_RETRY_AFTER) if value.isascii() and value.isdigit() else 0.0
-
-
-def _failure(server: str, error: Exception, *, sent: bool = True) -> ApiFailure:
-    if isinstance(error, asyncio.TimeoutError):
-        return ApiFailure(f"{server}: no answer in time", sent=sent)
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return ApiFailure(f"{server}: its certificate is not trusted ({error.certificate_error})", sent=False)
-    if isinstance(error, aiohttp.ClientOSError | OSError) and getattr(error, "strerror", None):
-        return ApiFailure(f"{server}: {error.strerror}", sent=sent)
-    return ApiFailure(f"{server}: {str(error) or type(error).__name__}", sent=sent)
+def _encoded(body: object) -> bytes:
+    if isinstance(body, bytes):
+        return body
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # half of a surrogate pair, or a number beyond 64 bits, both of which tenants can write
+        return json.dumps(body, separators=(",", ":")).encode()

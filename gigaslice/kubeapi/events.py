@@ -13,15 +13,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from gigaslice.kube.event import Regarding, Throttle, event_document, event_name, event_text, remember
+from gigaslice.kubeapi.client import CONFLICT, MERGE_PATCH, KubeClient
 from gigaslice.kubeapi.failures import NOT_FOUND, TOO_MANY, ApiFailure, NameFailure, object_path
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.text import plain
 
-__all__ = ["CLUSTER_RATES", "NODE_RATES", "EventClient", "EventRates", "EventRecorder"]
+__all__ = ["CLUSTER_RATES", "NODE_RATES", "EventRates", "EventRecorder"]
 
 _ATTEMPTS = 3
 
@@ -48,18 +48,6 @@ class EventRates:
 
 NODE_RATES = EventRates(50.0, 1.0, 256, 2048, by_text=False)
 CLUSTER_RATES = EventRates(200.0, 0.1, 1024, 8192, by_text=True)
-
-
-class EventClient(Protocol):
-    """The two requests of a client; each raises ApiFailure."""
-
-    async def post(self, path: str, body: object) -> object:
-        """Creates an object."""
-        ...
-
-    async def patch(self, path: str, body: object) -> object:
-        """Changes an object by a merge patch."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +79,7 @@ class EventRecorder:
 
     def __init__(
         self,
-        client: EventClient,
+        client: KubeClient,
         component: str,
         host: str,
         rates: EventRates = CLUSTER_RATES,
@@ -148,8 +136,9 @@ class EventRecorder:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(report.at))
         if name:
             try:
-                await self._client.patch(
-                    path + object_path(name), {"count": count + 1, "lastTimestamp": stamp}
+                change = {"count": count + 1, "lastTimestamp": stamp}
+                await self._client.request(
+                    "PATCH", path + object_path(name), body=change, content=MERGE_PATCH
                 )
             except ApiFailure as failure:
                 if failure.status != NOT_FOUND:  # else it has expired, usually after an hour
@@ -158,17 +147,19 @@ class EventRecorder:
                 remember(self._sent, report.identity, (name, count + 1), self._rates.remembered)
                 return
         name = event_name(report.regarding.name, f"{report.identity}{time.time_ns():x}")
-        await self._client.post(
-            path,
-            event_document(
-                report.regarding,
-                name,
-                kind=report.kind,
-                reason=report.reason,
-                text=report.text,
-                stamp=stamp,
-                component=self._component,
-                host=self._host,
-            ),
+        document = event_document(
+            report.regarding,
+            name,
+            kind=report.kind,
+            reason=report.reason,
+            text=report.text,
+            stamp=stamp,
+            component=self._component,
+            host=self._host,
         )
+        try:
+            await self._client.request("POST", path, body=document)
+        except ApiFailure as failure:
+            if failure.status != CONFLICT:  # else it was posted by a request whose connection was lost
+                raise
         remember(self._sent, report.identity, (name, 1), self._rates.remembered)

@@ -1,7 +1,4 @@
-"""What an API server that was not reached or refused is to all clients, and the paths of its objects.
-
-Apart from `gigaslice.kubeapi.client`, so that the node agent has it without that client's libraries.
-"""
+"""What an API server that was not reached or refused is to all who ask it, and the paths of its objects."""
 
 from __future__ import annotations
 

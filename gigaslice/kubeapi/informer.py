@@ -1,7 +1,7 @@
 """The objects of one resource, kept as the API server changes them: a list in pages, then a watch, again and again.
 
-Every object is cut down to a small value as soon as it is read, one page at a time, so that a cluster of fifty thousand
-pods never exists in full beside its values. Objects for which the cut gives None do not exist for the caller.
+Every object is cut down to a small value as soon as it is read, one page at a time at most, so that a cluster of fifty
+thousand pods never exists in full beside its values. Objects for which the cut gives None do not exist for the caller.
 
 What goes wrong with watches: the server ends them (often, on purpose), forgets the version one was at (410, as a status
 or as an event in an answer 200), falls silent without closing, is replaced by one with an older state, refuses, or says
@@ -10,7 +10,8 @@ compared with those before, so a deletion that no watch has shown is reported as
 the next at once if it lived, else after pauses that grow, and never sooner than the server has asked for.
 
 Objects are decoded in one place, by the parser that is given: what is called with them gets values only. Whatever a
-parser makes of one object, the others and the program go on (docs/adr/0098).
+parser makes of one object, the others and the program go on (docs/adr/0098). A decoder that reads as bytes come and a
+bound of what is kept make an informer whose memory does not depend on the server (docs/adr/0109).
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from gigaslice.errors import GigasliceError
+from gigaslice.kube.object_reader import Document
+from gigaslice.kube.weight import WeighedDict
 from gigaslice.kubeapi.client import GONE, NOT_FOUND, ApiFailure, KubeClient
-from gigaslice.kubeapi.documents import read_document
+from gigaslice.kubeapi.documents import WHOLE, AnswerDecoder
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["Informer", "Key"]
+__all__ = ["Bound", "Informer", "Key"]
 
 T = TypeVar("T")
 Key = tuple[str, str]
@@ -38,19 +42,33 @@ _PAGE = 500
 _MOST_PAGES = 2000
 _MOST_PAGE_BYTES = 256 << 20
 _LIST_SECONDS = 120.0
-_WATCH_SECONDS = 300  # asked of the server; bookmarks come every minute
+_WATCH_SECONDS = 300  # asked of the server
+_BOOKMARK_SECONDS = 90.0  # the server sends one every minute
 _OVERTIME = 30.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 _LIVED_SECONDS = 10.0  # a watch of that length was one, and the next may follow at once
 _ABSENT_SECONDS = 15.0  # until it is asked again whether a resource that is not installed exists
 _LONGEST_VERSION = 128
+_UNHEALTHY_FAILURES = 3  # in a row; before, a server is restarting
 
 
-class _Gone(Exception):  # noqa: N818  (the API's own word: the version is too old, ask for a list)
-    """The watch cannot go on from where it was."""
+@dataclass(frozen=True, slots=True)
+class Bound(Generic[T]):
+    """How much memory the values may take.
+
+    Attributes:
+        weigh: Bytes of a value.
+        kept: Of all; an object for which there is no room counts as one that cannot be read.
+        unread: Of all, with the values of those. A server that names still more of them is not believed.
+    """
+
+    weigh: Callable[[T], int]
+    kept: int
+    unread: int
 
 
-class _Entry(NamedTuple, Generic[T]):
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[T]):
     uid: str
     value: T
 
@@ -70,8 +88,14 @@ class Informer(Generic[T]):
         unread: Makes the value of an object that cannot be read, from its last value where it had one; None, which is
             the default, leaves it out.
         optional: Whether the resource may not be installed: no object exists then, and that counts as synced.
+        decoder: Reads the answers.
+        bound: Of the values; None: there is none, and the decoder reads each object whole.
         page: Objects of one page.
+        list_seconds: The time for one page.
+        cached: Whether the first list may be what the server has in memory. Later ones may not: another server's may be
+            older than what was seen, and an object must not turn into the one that had its name before.
         watch_seconds: How long one watch lasts.
+        overtime: Seconds that it may last beyond that.
         pause: The first pause after a failure.
     """
 
@@ -87,15 +111,26 @@ class Informer(Generic[T]):
         query: Mapping[str, str] | None = None,
         unread: Callable[[Mapping[str, Any], T | None], T | None] = lambda document, last: None,
         optional: bool = False,
+        decoder: AnswerDecoder = WHOLE,
+        bound: Bound[T] | None = None,
         page: int = _PAGE,
+        list_seconds: float = _LIST_SECONDS,
+        cached: bool = False,
         watch_seconds: int = _WATCH_SECONDS,
+        overtime: float = _OVERTIME,
         pause: float = _FIRST_PAUSE,
     ) -> None:
         self.synced = asyncio.Event()
         """Set once all objects have been seen; never cleared (see `silent_seconds`)."""
         self.refusal = ""
         """Why the server refuses us, while it does."""
+        self.refusals = 0
+        """How often it has, in a row."""
+        self.failures = 0
+        """Failures since the last watch."""
         self.lists = 0
+        self.heard_at = -math.inf
+        """When a watch last brought anything, by the monotonic clock."""
         self._client = client
         self._path = path
         self._parse = parse
@@ -105,10 +140,15 @@ class Informer(Generic[T]):
         self._on_list = on_list
         self._query = dict(query or {})
         self._optional = optional
+        self._decoder = decoder
+        self._bound = bound
         self._page = page
+        self._list_seconds = list_seconds
+        self._cached = cached
         self._watch_seconds = watch_seconds
+        self._overtime = overtime
         self._pause = pause
-        self._entries: dict[Key, _Entry[T]] = {}
+        self._entries = self._no_entries()
         self._version = ""  # what has been seen; empty: nothing that a watch could go on from
         self._begun = math.inf  # when the watch was let in
         self._watching = False
@@ -126,6 +166,11 @@ class Informer(Generic[T]):
         """Every value, as last seen."""
         return [entry.value for entry in self._entries.values()]
 
+    @property
+    def objects(self) -> dict[Key, T]:
+        """The same by namespace and name."""
+        return _values(self._entries)
+
     def get(self, namespace: str, name: str) -> T | None:
         """Returns the value of that object, as last seen."""
         entry = self._entries.get((namespace, name))
@@ -137,6 +182,11 @@ class Informer(Generic[T]):
     def silent_seconds(self, now: float) -> float:
         """Returns for how long, at the monotonic time NOW, no watch has been running; infinity before the first."""
         return 0.0 if self._watching else now - self._lost
+
+    async def read(self) -> dict[Key, T]:
+        """Returns the values as they are at this moment, past the watch. Raises ApiFailure."""
+        entries, _ = await self._pages({})
+        return _values(entries)
 
     async def refresh(self) -> None:
         """Has everything listed anew; returns once a list that was begun after this call has been taken."""
@@ -156,8 +206,6 @@ class Informer(Generic[T]):
                     await self._list()
                 if not await self._watch_until_asked():
                     continue
-            except _Gone:
-                self._version = ""
             except ApiFailure as failure:
                 wait = failure.retry_after
                 if failure.status:
@@ -165,7 +213,7 @@ class Informer(Generic[T]):
                 if failure.status == NOT_FOUND and self._optional:
                     self._absent()
                     wait = max(wait, _ABSENT_SECONDS)
-                else:
+                elif failure.status != GONE:
                     self._failed(failure)
             finally:
                 if self._watching:
@@ -176,23 +224,11 @@ class Informer(Generic[T]):
 
     async def _list(self) -> None:
         self._begun_lists += 1
-        query = {**self._query, "limit": str(self._page)}
-        entries: dict[Key, _Entry[T]] = {}
         self._unreadable = set()
-        for _ in range(_MOST_PAGES):
-            answer = await self._client.request(
-                "GET", self._path, query, seconds=_LIST_SECONDS, most=_MOST_PAGE_BYTES
-            )
-            version, more = self._read_page(answer.body, entries)
-            if not more:
-                break
-            query = {**self._query, "limit": str(self._page), "continue": more}
-            await asyncio.sleep(0)
-        else:
-            raise ApiFailure(f"list of {self._path}: more than {_MOST_PAGES} pages", 200)
+        cached = self._cached and not self.lists and not self.failures
+        entries, self._version = await self._pages({"resourceVersion": "0"} if cached else {})
         self._replace(entries)
         self._reported.keep(lambda subject: subject == "unreachable" or subject in self._unreadable)
-        self._version = version
         self.lists += 1
         self._on_list()
         self.synced.set()
@@ -201,22 +237,45 @@ class Informer(Generic[T]):
                 taken.set_result(None)
         self._asked = [waiter for waiter in self._asked if not waiter[1].done()]
 
-    def _read_page(self, body: bytes, entries: dict[Key, _Entry[T]]) -> tuple[str, str]:
+    async def _pages(self, first: Mapping[str, str]) -> tuple[dict[Key, _Entry[T]], str]:
+        """Returns the entries of one list, and its version. FIRST: what else the first page is asked for with."""
+        query = {**self._query, "limit": str(self._page)}
+        entries = self._no_entries()
+        version, more = await self._read_page({**query, **first}, entries)
+        for _ in range(_MOST_PAGES):
+            if not more:
+                return entries, version
+            version, more = await self._read_page({**query, "continue": more}, entries)
+        raise ApiFailure(f"list of {self._path}: more than {_MOST_PAGES} pages", 200)
+
+    async def _read_page(self, query: Mapping[str, str], entries: dict[Key, _Entry[T]]) -> tuple[str, str]:
         """Adds the page's values to ENTRIES; returns its version and what to ask for to continue."""
-        document = _loaded(body)
-        items, metadata = document.get("items") or [], document.get("metadata")
-        del document
-        if not isinstance(items, list) or not isinstance(metadata, dict):
-            raise ApiFailure(f"list of {self._path}: the API server's answer is no list", 200)
-        for item in items:
-            if not isinstance(item, dict):
-                continue
-            key = _key(item)
-            entry = None if key is None else self._entry(key, item)
+        reader = self._decoder.page()
+        seconds = self._list_seconds
+        async with self._client.stream("GET", self._path, query, idle=seconds, longest=seconds) as stream:
+            if stream.status != 200:
+                raise (await stream.answer()).failure(f"list of {self._path}")
+            async for chunk in stream.chunks(_MOST_PAGE_BYTES):
+                self._add(await self._documents(reader.feed(chunk)), entries)
+            self._add(await self._documents(reader.end()), entries)
+        return _list_state(reader.envelope)
+
+    async def _documents(self, documents: Iterator[Document]) -> list[Document]:
+        try:
+            return await asyncio.to_thread(list, documents) if self._decoder.beside else list(documents)
+        except ValueError as error:
+            raise ApiFailure(f"answer of {self._path}: {error}", 200) from None
+
+    def _add(self, documents: Iterable[Document], entries: dict[Key, _Entry[T]]) -> None:
+        for document in documents:
+            key = _key(document.value)
+            entry = None if key is None else self._entry(key, document, entries)
             if key is not None and entry is not None:
                 entries[key] = entry
-        more = metadata.get("continue")
-        return _version(metadata), more if isinstance(more, str) else ""
+
+    def _no_entries(self) -> dict[Key, _Entry[T]]:
+        bound = self._bound
+        return {} if bound is None else WeighedDict[Key, _Entry[T]](lambda entry: bound.weigh(entry.value))
 
     def _replace(self, entries: dict[Key, _Entry[T]]) -> None:
         before, self._entries = self._entries, entries
@@ -260,51 +319,50 @@ class Informer(Generic[T]):
             "timeoutSeconds": str(self._watch_seconds),
             "resourceVersion": self._version,
         }
-        longest = self._watch_seconds + _OVERTIME
-        told = 0
+        longest = self._watch_seconds + self._overtime
+        events = 0
         async with self._client.stream("GET", self._path, query, idle=longest, longest=longest) as stream:
             if stream.status != 200:
-                failure = (await stream.answer()).failure(f"watch of {self._path}")
-                if failure.status == GONE:
-                    raise _Gone
-                raise failure
+                raise (await stream.answer()).failure(f"watch of {self._path}")
             self._begun = time.monotonic()
             self._watching = True
             self._recovered()
-            async for line in stream.lines():
-                self._apply(line)
-                told += 1
-        if not told:
+            reader = self._decoder.watch()
+            async for chunk in stream.chunks():
+                self.heard_at = time.monotonic()
+                for document in await self._documents(reader.feed(chunk)):
+                    self._apply(document)
+                    events += 1
+        if not events and time.monotonic() - self._begun >= min(_BOOKMARK_SECONDS, self._watch_seconds / 2):
             # A server whose state is older than what was seen (after a restore) waits silently for the version to come.
             self._version = ""
 
-    def _apply(self, line: bytes) -> None:
-        document = _loaded(line)
-        kind, content = document.get("type"), document.get("object")
+    def _apply(self, document: Document) -> None:
+        event = document.value if isinstance(document.value, dict) else {}
+        kind, content = event.get("type"), event.get("object")
         if not isinstance(kind, str) or not isinstance(content, dict):
             raise ApiFailure(f"watch of {self._path}: an event without a type or an object", 200)
         if kind == "ERROR":
-            message = str(content.get("message", ""))[:500]
-            if content.get("code") == GONE:
-                raise _Gone(message)
-            raise ApiFailure(f"watch of {self._path}: {message or 'ended without a reason'}", 500)
+            status = GONE if content.get("code") == GONE else 500
+            message = str(content.get("message", ""))[:500] or "ended without a reason"
+            raise ApiFailure(f"watch of {self._path}: {message}", status)
         version = _version(content.get("metadata"))
         if kind in ("ADDED", "MODIFIED", "DELETED"):
-            self._apply_to_object(kind, content)
+            self._apply_to_object(kind, Document(content, document.complete))
         self._version = version
 
-    def _apply_to_object(self, kind: str, content: dict[str, Any]) -> None:
-        key = _key(content)
+    def _apply_to_object(self, kind: str, document: Document) -> None:
+        key = _key(document.value)
         if key is None:
             return
         last = self._entries.get(key)
         if kind == "DELETED":
-            if last is not None and last.uid != _uid(content):
+            if last is not None and _uid(document.value) not in ("", last.uid):
                 return  # of an object that had the name before
             self._reported.over(key)
             entry = None
         else:
-            entry = self._entry(key, content)
+            entry = self._entry(key, document, self._entries)
         if last is not None and (entry is None or last.uid != entry.uid):
             del self._entries[key]
             self._on_drop(last.value)
@@ -314,11 +372,15 @@ class Informer(Generic[T]):
             if last is None or last.value != entry.value:
                 self._on_change(entry.value)
 
-    def _entry(self, key: Key, document: Mapping[str, Any]) -> _Entry[T] | None:
-        """Reads one object. Whatever is wrong with it, the others must not be lost for it."""
-        uid = _uid(document)
+    def _entry(self, key: Key, document: Document, entries: dict[Key, _Entry[T]]) -> _Entry[T] | None:
+        """Reads one object, which there must be room for in ENTRIES. Whatever is wrong with it, the others go on."""
+        uid = _uid(document.value)
         try:
-            value = self._parse(document)
+            if not document.complete:
+                raise ValueError("it is too large")
+            value = self._parse(document.value)
+            if value is not None and not self._fits(key, _Entry(uid, value), entries):
+                raise ValueError("there is no room for it")
         except (ValueError, GigasliceError) as error:
             self._note_unreadable(key, str(error), None)
         except Exception as error:  # noqa: BLE001  (a mistake in the parser, which one object must not end a role by)
@@ -329,8 +391,22 @@ class Informer(Generic[T]):
         last = self._entries.get(key)
         if last is not None and uid not in ("", last.uid):
             last = None  # of an object that had the name before
-        value = self._unread(document, None if last is None else last.value)
-        return None if value is None else _Entry(uid if last is None else last.uid, value)
+        if last is not None and not self._fits(key, last, entries):
+            last = None
+        value = self._unread(document.value, None if last is None else last.value)
+        if value is None:
+            return None
+        entry = _Entry(uid if last is None else last.uid, value)
+        if not self._fits(key, entry, entries, unread=True):
+            raise ApiFailure(f"{self._path}: the API server names more objects than can be kept", 200)
+        return entry
+
+    def _fits(
+        self, key: Key, entry: _Entry[T], entries: dict[Key, _Entry[T]], *, unread: bool = False
+    ) -> bool:
+        if self._bound is None or not isinstance(entries, WeighedDict):
+            return True
+        return entries.weight_with(key, entry) <= (self._bound.unread if unread else self._bound.kept)
 
     def _note_unreadable(self, key: Key, sentence: str, error: Exception | None) -> None:
         self._unreadable.add(key)
@@ -342,13 +418,16 @@ class Informer(Generic[T]):
     # --- failures -----------------------------------------------------------------------------------------------
 
     def _recovered(self) -> None:
-        self.refusal = ""
-        if self._reported.over("unreachable") or self.lists == 1:
+        self.refusal, self.refusals, self.failures = "", 0, 0
+        if self._reported.over("unreachable") or self.heard_at == -math.inf:
             self._log.info("watching", path=self._path, objects=len(self._entries))
+        self.heard_at = time.monotonic()
 
     def _failed(self, failure: ApiFailure) -> None:
-        self.refusal = str(failure) if failure.status in (401, 403) else ""
-        if self._short < 2 and not self.refusal and self.synced.is_set():
+        refused = failure.status in (401, 403)
+        self.refusal, self.refusals = (str(failure), self.refusals + 1) if refused else ("", 0)
+        self.failures += 1
+        if self.failures < _UNHEALTHY_FAILURES and not self.refusal and self.synced.is_set():
             return  # servers restart
         if self._reported.new("unreachable", str(failure)):
             self._log.warning("API server unreachable; the last known objects stay", detail=str(failure))
@@ -361,11 +440,17 @@ class Informer(Generic[T]):
         await asyncio.sleep(wait + longest * random.uniform(0.5, 1.0))
 
 
-def _loaded(text: bytes) -> dict[str, Any]:
-    try:
-        return read_document(text)
-    except ValueError:
-        raise ApiFailure("the API server sent what is no JSON object", 200) from None
+def _values(entries: Mapping[Key, _Entry[T]]) -> dict[Key, T]:
+    return {key: entry.value for key, entry in entries.items()}
+
+
+def _list_state(envelope: Any) -> tuple[str, str]:
+    """Returns the version of a list, and what to ask for to go on with it, empty at its end."""
+    if not isinstance(envelope, dict) or not isinstance(envelope.get("items"), list | None):
+        raise ApiFailure("the API server's answer is no list", 200)
+    metadata = envelope.get("metadata")
+    more = metadata.get("continue") if isinstance(metadata, dict) else None
+    return _version(metadata), more if isinstance(more, str) else ""
 
 
 def _version(metadata: object) -> str:
@@ -375,8 +460,8 @@ def _version(metadata: object) -> str:
     return version
 
 
-def _key(document: Mapping[str, Any]) -> Key | None:
-    metadata = document.get("metadata")
+def _key(document: object) -> Key | None:
+    metadata = document.get("metadata") if isinstance(document, dict) else None
     if not isinstance(metadata, dict):
         return None
     namespace, name = metadata.get("namespace", ""), metadata.get("name")

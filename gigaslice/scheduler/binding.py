@@ -147,7 +147,7 @@ class Binder:
         if seconds <= 0:
             return self._failed(pod, ApiFailure(_NOT_LEADING, sent=False))
         try:
-            await self._client.request("POST", f"{path}/binding", body=body, seconds=seconds)
+            await self._client.request("POST", f"{path}/binding", body=body, seconds=seconds, once=True)
         except ApiFailure as failure:
             return await self._after(failure, path, request, pod, chosen)
         self._placer.bound(pod, self._clock())

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from agent.apiserver.node_client import node_client
 from agent.apiserver.node_trial import UnboundedError, check_bounds
-from agent.apiserver.wire import Api as AgentApi
 from gigaslice.kubeapi.access import Access
 from gigaslice.model.annotations import ANNOTATIONS
 from gigaslice.model.options import PREFIX
@@ -243,8 +243,12 @@ def test_the_agents_trial_tells_whether_the_policy_holds(plane):
     token = api.post(f"{account}/gigaslice/token", {"spec": {"boundObjectRef": bound}})["status"]["token"]
 
     def tried(secret: str) -> None:
-        access = Access("127.0.0.1", plane.port, token=secret, insecure=True)
-        asyncio.run(check_bounds(AgentApi(access), "tried"))
+        async def ask() -> None:
+            access = Access("127.0.0.1", plane.port, token=secret, insecure=True)
+            async with node_client(access) as client:
+                await check_bounds(client, "tried")
+
+        asyncio.run(ask())
 
     tried(token)
     with pytest.raises(UnboundedError):

@@ -8,7 +8,9 @@
 
 resources.py: which kinds, and their paths · store.py: what a server does with objects · answers.py: status codes ·
 wire.py, server.py: HTTP and bad days · documents.py: pods · replay.py: another server, which only plays recorded
-answers. Plain HTTP on a free port of the loopback; a watch is a chunked answer with one line per event.
+answers · raw.py: one that sends any bytes.
+
+Plain HTTP on a free port of the loopback; a watch is a chunked answer with one line per event.
 """
 
 from tests.fakes.kubeapi.documents import NODE, pod_document, published

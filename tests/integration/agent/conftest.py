@@ -300,7 +300,7 @@ def begin(directory, api):
         started.append((kubelet, agent))
         kubelet.start()
         agent.start()
-        agent.wait_event("pods watched")
+        agent.wait_event("watching")
         kubelet.wait_allocatable(RESOURCE, gpus * gib, PATIENCE)
         return kubelet, agent
 

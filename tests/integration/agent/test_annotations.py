@@ -239,7 +239,7 @@ def test_a_killed_agent_knows_whose_is_whose_when_it_is_back(begin):
     before = [(row["container"], row["gpu"], row["slices"]) for row in agent.status()]
     agent.kill()
     agent.start()
-    agent.wait_event("pods watched", 2)
+    agent.wait_event("watching", 2)
     kubelet.wait_allocatable(RESOURCE, 96, PATIENCE)
     assert [(row["container"], row["gpu"], row["slices"]) for row in agent.status()] == before
     other = kubelet.run_pod(pod("other", 2))

@@ -58,7 +58,7 @@ def node(directory, kubelet, agent):
         agent.flags |= {"--kubeconfig": api.kubeconfig(directory), "--node-name": "node-a"}
         kubelet.start()
         agent.start()
-        agent.wait_event("pods watched")
+        agent.wait_event("watching")
         kubelet.wait_allocatable(RESOURCE, 48, PATIENCE)
         yield kubelet
         kubelet.close()

@@ -116,7 +116,7 @@ def elastic_node(api, kubelet, agent, driver, directory):
     kubelet.start()
     agent.start()
     wait_until(lambda: kubelet.allocatable().get(RESOURCE), "slices")
-    wait_until(lambda: agent.events("pods watched"), "the watch")
+    wait_until(lambda: agent.events("watching"), "the watch")
     return kubelet
 
 

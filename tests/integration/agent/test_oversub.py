@@ -60,7 +60,7 @@ def begin(directory, memory, flags, slices):
         }
         kubelet.start()
         agent.start()
-        agent.wait_event("pods watched")
+        agent.wait_event("watching")
         kubelet.wait_allocatable(RESOURCE, slices, PATIENCE)
         yield kubelet, agent, driver
         if agent.process is not None:

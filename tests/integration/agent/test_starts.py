@@ -26,7 +26,7 @@ def waiting(directory, api):
     kubelet.start()
     try:
         agent.start()
-        agent.wait_event("pods watched")
+        agent.wait_event("watching")
         kubelet.wait_allocatable(RESOURCE, 48, PATIENCE)
         first, _ = (kubelet.run_pod(pod(name, 18)) for name in ("first", "second"))
         late = kubelet.create_pod(pod("late", 8))

@@ -137,7 +137,7 @@ def watched_node(directory, driver, request):
         agent.flags |= {"--inventory": "nvml", "--overuse": "evict", "--evict-grace": "1s"}
         agent.flags |= getattr(request, "param", {})
         agent.start()
-        agent.wait_event("pods watched")
+        agent.wait_event("watching")
         wait_until(lambda: kubelet.allocatable().get(RESOURCE), "slices")
         yield api, kubelet, agent
         assert agent.terminate() == 0

@@ -44,13 +44,13 @@ from gigaslice.dataset_node.start_gate import StartGate
 from gigaslice.dataset_node.store import documents
 from gigaslice.deviceplugin.device_id import parse_device_id, whole_gpu_device_id
 from gigaslice.errors import CheckpointError, GigasliceError, InputError, SizeError, StateError
-from gigaslice.kube.decode import Gone, parse_pod, unread_pod
+from gigaslice.kube.decode import parse_pod, unread_pod
 from gigaslice.kube.fields import object_at, objects_at
 from gigaslice.kube.quantity import parse_quantity
 from gigaslice.kubeapi import informer, lease
 from gigaslice.kubeapi.client import ApiFailure, KubeAnswer, KubeClient
 from gigaslice.kubeapi.cluster_objects import gpu_pod, node_facts, unread_gpu_pod
-from gigaslice.kubeapi.documents import read_document
+from gigaslice.kubeapi.documents import WHOLE, read_document
 from gigaslice.model.annotation_rights import AnnotationRights
 from gigaslice.model.annotations import parse_options
 from gigaslice.model.options import SliceUnit
@@ -62,7 +62,7 @@ from gigaslice.text import whole_characters
 from gigaslice.units import parse_bytes
 from gigaslice.views.collect import picture
 from gigaslice.webhook.reviews import read_review
-from tests.fakes.kubeapi.reading import change_of, listed
+from tests.fakes.kubeapi.reading import after_events, documents_of, listed
 from tests.unit.decoding import seeds
 
 __all__ = ["DECODERS", "EXEMPT", "Decoder"]
@@ -194,7 +194,8 @@ def _watch_line(line: Any) -> Any:
         lambda one: None,
         unread=unread_gpu_pod,
     )
-    found._apply(line)
+    for document in documents_of(WHOLE.watch(), line + b"\n"):
+        found._apply(document)
     return found.values
 
 
@@ -203,7 +204,9 @@ def _list_page(body: Any) -> Any:
         KubeClient.__new__(KubeClient), "/x", node_facts, lambda one: None, lambda one: None
     )
     values: Any = {}
-    return (found._read_page(body, values), [one.value for one in values.values()])
+    reader = WHOLE.page()
+    found._add(documents_of(reader, body), values)
+    return (informer._list_state(reader.envelope), [one.value for one in values.values()])
 
 
 def _failure(body: Any) -> Any:
@@ -349,18 +352,18 @@ DECODERS: tuple[Decoder, ...] = (
         "gigaslice.deviceplugin.device_id:parse_device_id",
     ), 0.5),
     # --- answers and requests as bytes ---
-    Decoder("list of pods", (AGENT,), _plain(listed), lambda: seeds.lists(seeds.pods()[:2]), (ValueError,), (
-        "gigaslice.kube.decode:list_state", "gigaslice.kube.decode:read_pod",
+    Decoder("list of pods", (AGENT,), _plain(listed), lambda: seeds.lists(seeds.pods()[:2]), (ValueError, ApiFailure), (
+        "gigaslice.kubeapi.informer:_list_state",
     )),
-    Decoder("watch of pods", (AGENT,), _plain(change_of), lambda: seeds.changes(seeds.pods()), (ValueError, Gone), (
-        "gigaslice.kube.decode:parse_change",
-    )),
-    Decoder("list of an informer", CLUSTER, _plain(_list_page), lambda: seeds.lists(seeds.nodes()[:2]), (ApiFailure,), (
-        "gigaslice.kubeapi.informer:_loaded",
-    )),
+    Decoder("watch of pods", (AGENT,), _plain(lambda line: after_events(line).values), lambda: (
+        seeds.changes(seeds.pods())
+    ), (ValueError, ApiFailure), ("gigaslice.kubeapi.informer",)),
+    Decoder("list of an informer", CLUSTER, _plain(_list_page), lambda: seeds.lists(seeds.nodes()[:2]), (
+        ValueError, ApiFailure,
+    ), ("gigaslice.kubeapi.documents:_WholePage.end",)),
     Decoder("watch of an informer", CLUSTER, _plain(_watch_line), lambda: seeds.changes(seeds.pods()), (
-        ApiFailure, informer._Gone,
-    ), ("gigaslice.kubeapi.informer:_loaded",)),
+        ValueError, ApiFailure,
+    ), ("gigaslice.kubeapi.documents:_Lines.feed",)),
     Decoder("answer", (*CLUSTER, DATASET, CLI), _plain(lambda body: KubeAnswer(200, body).document()),
         lambda: seeds.lists(seeds.pods()[:1]), (ApiFailure,), (
         "gigaslice.kubeapi.client:KubeAnswer.document", "gigaslice.kubeapi.documents:read_document",
@@ -443,8 +446,7 @@ _OPERATOR = "a file or flag of the operator: read once, at the start, with every
 _READS = "reads bytes; what they are is decoded by another row"
 EXEMPT = {
     # --- readers of bytes ---
-    "agent.apiserver.wire:Reply.reason": "the words of a refusal: cut to a line, and whatever is wrong is caught there",
-    "agent.commands.doctor:_allowed": "one boolean; whatever is wrong is caught there",
+    "agent.commands.doctor": "one boolean; whatever is wrong is caught there",
     "agent.commands.dataset_prefetch:judgements": _READS,
     "gigaslice.kube.object_reader:ObjectReader._document": _READS,
     "gigaslice.kube.object_reader:ObjectReader._object": _READS,

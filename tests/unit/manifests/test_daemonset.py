@@ -239,7 +239,7 @@ def test_every_mount_and_capability_says_why() -> None:
 
 
 def test_room_for_the_agent_and_a_probe(node: dict[str, Any]) -> None:
-    assert node["resources"]["requests"]["memory"] == "64Mi"
+    assert node["resources"]["requests"]["memory"] == "72Mi"
     assert node["resources"]["limits"] == {"memory": "192Mi"}, "no CPU limit: the kubelet waits for answers"
 
 

@@ -7,23 +7,24 @@ from collections.abc import Iterator
 import pytest
 
 from agent.apiserver import find_access
-from agent.apiserver.wire import Api
+from agent.apiserver.node_client import node_client
+from gigaslice.kubeapi.client import KubeClient
 from tests.fakes.kubeapi import NODE, ApiServer
 
 
 @pytest.fixture
 def server() -> Iterator[ApiServer]:
-    with ApiServer(NODE) as made:
-        yield made
+    with ApiServer(NODE) as api_server:
+        yield api_server
 
 
 @pytest.fixture
-def wire(server, tmp_path):
+def client_of(server, tmp_path):
     """Makes a client of the server, with the seconds it waits."""
 
-    def make(**seconds: float) -> Api:
+    def make(**seconds: float) -> KubeClient:
         access, _ = find_access(server.kubeconfig(tmp_path), "")
         assert access is not None
-        return Api(access, **seconds)
+        return node_client(access, **seconds)
 
     return make

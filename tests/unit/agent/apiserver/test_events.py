@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.apiserver import KubeCluster, NoCluster, find_access
-from agent.apiserver.wire import Api
+from agent.apiserver import KubeCluster, NoCluster
 from gigaslice.kube.decode import parse_pod
 from gigaslice.kube.event import Throttle
 from gigaslice.kubeapi.events import NODE_RATES, EventRecorder
@@ -16,16 +15,16 @@ POD = parse_pod(pod_document("p", namespace="team", uid="u-1"))
 
 
 @pytest.fixture
-def sending(server, wire):
+def sending(server, client_of):
     def run(story):
         clock = [0.0]
 
         async def main():
-            api = wire()
-            recorder = EventRecorder(
-                api, "node", NODE, NODE_RATES, now=lambda: 1.0, clock=lambda: clock[0], pause=0.01
-            )
-            await run_beside(recorder.run(), story(KubeCluster(api, NODE, events=recorder), clock))
+            async with client_of() as client:
+                recorder = EventRecorder(
+                    client, "node", NODE, NODE_RATES, now=lambda: 1.0, clock=lambda: clock[0], pause=0.01
+                )
+                await run_beside(recorder.run(), story(KubeCluster(client, NODE, events=recorder), clock))
 
         asyncio.run(main())
 
@@ -154,10 +153,14 @@ def test_the_memory_of_what_was_said_is_bounded():
     (201, False, ""), (404, True, ""), (409, True, ""), (429, False, "PodDisruptionBudget"),
     (500, False, "denied by the test"), (403, False, "no right to evict pods"),
 ])  # fmt: skip
-def test_eviction_is_of_exactly_this_pod(server, tmp_path, status, gone, text):
+def test_eviction_is_of_exactly_this_pod(server, client_of, status, gone, text):
     server.faults.append(Fault("POST", "/eviction", status))
-    access, _ = find_access(server.kubeconfig(tmp_path), "")
-    answer = asyncio.run(KubeCluster(Api(access), "node-a").evict(POD))
+
+    async def evict():
+        async with client_of() as client:
+            return await KubeCluster(client, "node-a").evict(POD)
+
+    answer = asyncio.run(evict())
     assert (answer.gone, answer.done) == (gone, status == 201)
     assert text in answer.problem and bool(text) == bool(answer.problem)
     (body,) = server.sent("POST", "/eviction")

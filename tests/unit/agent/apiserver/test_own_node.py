@@ -12,11 +12,12 @@ KEY = "gigaslice.io/inventory"
 
 
 @pytest.fixture
-def writing(server, wire):
+def writing(server, client_of):
     def run(story, node=NODE, **options):
         async def main():
-            annotation = NodeAnnotation(wire(), node, KEY, **{"pause": 0.01, **options})
-            await run_beside(annotation.run(), story(annotation))
+            async with client_of() as client:
+                annotation = NodeAnnotation(client, node, KEY, **{"pause": 0.01, **options})
+                await run_beside(annotation.run(), story(annotation))
 
         asyncio.run(main())
 

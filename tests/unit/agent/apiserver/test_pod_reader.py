@@ -5,9 +5,9 @@ import math
 
 import pytest
 
+from agent.apiserver.node_pods import node_pods
 from agent.apiserver.pod_reader import SILENT_SECONDS, PodReader
-from agent.apiserver.watch import PodWatch
-from gigaslice.kube.decode import Gone, parse_pod
+from gigaslice.kube.decode import parse_pod
 from gigaslice.kubeapi.failures import ApiFailure
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import pod_document
@@ -89,7 +89,7 @@ def test_a_server_that_has_not_answered_is_asked_after_pauses_and_hardly_waited_
 
 
 @pytest.mark.parametrize(
-    "error", [ApiFailure("429 too many", 429), ApiFailure("500", 500), ValueError("garbage"), Gone()]
+    "error", [ApiFailure("429 too many", 429), ApiFailure("500", 500), ApiFailure("expired", 410)]
 )
 def test_an_answer_that_is_no_use_is_not_asked_for_again_at_once(place, error):
     async def story():
@@ -165,16 +165,16 @@ def test_a_mistake_of_this_program_fails_no_admission_and_is_reported(place):
     asyncio.run(story())
 
 
-def test_an_admission_costs_little_while_the_server_hangs(server, wire):
+def test_an_admission_costs_little_while_the_server_hangs(server, client_of):
     async def story():
-        watch = PodWatch(wire(connect=5, answer=5), "node-a")
-        reader = PodReader(watch)
-        server.hanging = True
-        assert await reader.read(0.3) is None
-        asked = server.asked("GET", "/pods")
-        for _ in range(10):
-            assert await reader.read(1.0) is None
-        assert server.asked("GET", "/pods") == asked
-        server.hanging = False
+        async with client_of(connect=5, answer=5) as client:
+            reader = PodReader(node_pods(client, "node-a", lambda: None))
+            server.hanging = True
+            assert await reader.read(0.3) is None
+            asked = server.asked("GET", "/pods")
+            for _ in range(10):
+                assert await reader.read(1.0) is None
+            assert server.asked("GET", "/pods") == asked
+            server.hanging = False
 
     asyncio.run(story())

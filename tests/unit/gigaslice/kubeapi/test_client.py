@@ -1,10 +1,11 @@
 import asyncio
+import json
 import socket
 
 import pytest
 
 from gigaslice.kubeapi.access import Access
-from gigaslice.kubeapi.client import ApiFailure, KubeClient, object_path
+from gigaslice.kubeapi.client import ApiFailure, KubeAnswer, KubeClient, object_path
 from tests.fakes.kubeapi.replay import Replay, transcript
 
 BUSY = {"kind": "Status", "message": "too many requests", "reason": "TooManyRequests", "code": 429}
@@ -68,22 +69,7 @@ def test_a_wait_that_is_too_long_or_not_wanted_is_an_error():
     run([line(429, BUSY, reply_retry_after="7")] * 2, story)
 
 
-def test_a_token_that_has_been_renewed_is_read_again_after_401(tmp_path):
-    token = tmp_path / "token"
-    token.write_text("old")
-
-    async def main():
-        async with Replay([line(401, {}), line(200, {"n": 1})]) as server:
-            access = Access("127.0.0.1", server.access.port, tls=False, token_file=token)
-            async with KubeClient(access, "t") as client:
-                assert client._authorization.value() == "Bearer old"
-                token.write_text("new")
-                assert await client.get("/x") == {"n": 1}
-
-    asyncio.run(main())
-
-
-def test_a_token_that_is_still_the_same_is_not_tried_twice():
+def test_a_token_that_is_refused_is_not_tried_twice():
     async def story(client, server):
         with pytest.raises(ApiFailure) as caught:
             await client.get("/x")
@@ -138,6 +124,15 @@ def test_an_answer_that_is_too_large_is_not_kept():
             await client.request("GET", "/x", most=100)
 
     run([line(200, {"x": "y" * 1000})], story)
+
+
+def test_a_refusal_that_is_too_long_to_be_one_is_not_decoded():
+    """As values it would take thirty times its length."""
+    short, long = ({"message": "no", "x": "y" * length} for length in (1000, 100_000))
+    assert str(KubeAnswer(403, json.dumps(short).encode()).failure("GET /x")) == "GET /x: 403 no"
+    assert str(KubeAnswer(403, json.dumps(long).encode()).failure("GET /x")).startswith(
+        'GET /x: 403 {"message": "no"'
+    )
 
 
 def test_a_redirect_is_not_followed_and_takes_no_token_along():

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from dataclasses import dataclass
 
 import pytest
@@ -6,6 +7,7 @@ import pytest
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.objects import parse_dataset
 from gigaslice.kubeapi.client import KubeClient
+from gigaslice.kubeapi.documents import WHOLE, AnswerDecoder
 from gigaslice.kubeapi.informer import Informer
 from tests.fakes.kubeapi import ApiServer, Fault
 from tests.fakes.kubeapi.replay import Replay, transcript
@@ -309,9 +311,22 @@ def test_a_server_is_left_alone_as_long_as_it_has_asked():
 def test_silence_from_the_beginning_to_the_end_of_a_watch_is_followed_by_a_list():
     """A server restored from an older state waits silently for the version to come."""
     lines = [got("/pods", page([])), *watch("/pods", "silent"), got("/pods", page([pod("a")], "3"))]
-    informer, told, _ = run(lines, lambda i, t, s: t)
+    informer, told, server = run(lines, lambda i, t, s: t, watch_seconds=0)
     assert told.short() == [("change", "a", "u")]
     assert informer.lists == 2
+    assert ["watch=1" in target for _, target, _ in server.requests][:3] == [False, True, False]
+
+
+def test_a_watch_that_ends_before_a_bookmark_is_due_goes_on_where_it_was():
+    """As the watches of all clients end when an API server is restarted, which must not make all of them list."""
+    lines = [
+        got("/pods", page([])),
+        *watch("/pods", "silent"),
+        *watch("/pods", "later", event("ADDED", pod("a"))),
+    ]
+    informer, _, server = run(lines, lambda i, t, s: t)
+    assert informer.lists == 1
+    assert ["watch=1" in target for _, target, _ in server.requests][:3] == [False, True, True]
 
 
 @pytest.mark.parametrize("line", [b"[]", b"{", b'{"type":1}', b'{"type":"ADDED","object":{"metadata":{}}}'])
@@ -325,6 +340,44 @@ def test_nonsense_in_a_watch_is_followed_by_a_list(line):
     lines = [got("/pods", page([])), *watch("/pods", "one", document), got("/pods", page([pod("a")]))]
     _, told, _ = run(lines, lambda i, t, s: t)
     assert told.short() == [("change", "a", "u")]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_decoder_that_takes_long_reads_beside_the_event_loop(beside):
+    threads = []
+
+    class Page:
+        def __init__(self):
+            self.page = WHOLE.page()
+
+        @property
+        def envelope(self):
+            return self.page.envelope
+
+        def feed(self, chunk):
+            threads.append(threading.get_ident())
+            return self.page.feed(chunk)
+
+        def end(self):
+            return self.page.end()
+
+    class Watch(Page):
+        def __init__(self):
+            self.page = WHOLE.watch()
+
+        def feed(self, chunk):
+            for document in super().feed(chunk):
+                threads.append(threading.get_ident())
+                yield document
+
+    lines = [got("/pods", page([pod("a")])), *watch("/pods", "one", event("ADDED", pod("b"), "12"))]
+    decoder = AnswerDecoder(Page, Watch, beside=beside)
+    run(lines, lambda i, t, s: len(t) == 2, decoder=decoder)
+    assert len(threads) > 2
+    if not beside:
+        assert set(threads) == {threading.get_ident()}
+    else:
+        assert threads[-1] != threading.get_ident()
 
 
 def test_a_list_that_is_asked_for_shows_what_the_watch_does_not():

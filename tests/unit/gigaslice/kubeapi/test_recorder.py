@@ -72,6 +72,20 @@ def test_an_event_that_has_expired_is_posted_anew():
     assert [method for method, _, _ in run(lines, story).requests] == ["POST", "PATCH", "POST"]
 
 
+def test_an_event_that_is_there_already_was_sent_by_us():
+    """By a request whose connection was lost before its answer, and which was repeated."""
+    lines = [{"method": "POST", "path": PATH, "status": 409, "reply": {"reason": "AlreadyExists"}}]
+
+    async def story(recorder, clock, server):
+        recorder.say(POD, "Normal", "R", "a")
+        await until(lambda: len(server.requests) == 1)
+        clock[0] = 60.0
+        recorder.say(POD, "Normal", "R", "a")
+        await until(lambda: len(server.requests) >= 2)
+
+    assert [method for method, _, _ in run(lines, story).requests][:2] == ["POST", "PATCH"]
+
+
 def test_an_object_without_a_namespace_has_its_events_in_default():
     node = Regarding("Node", "", "n-0", "n-0")
     recorded = next(one for one in transcript("api-events") if one.get("note") == "Node event in default")

@@ -34,8 +34,9 @@ class ScriptedClient:
         self.hold: asyncio.Event | None = None
 
     async def request(
-        self, method: str, path: str, *, body: Any = None, seconds: float | None = None
+        self, method: str, path: str, *, body: Any = None, seconds: float | None = None, once: bool = False
     ) -> KubeAnswer:
+        assert once == (method == "POST"), "the scheduler has to know which bindings are on their way"
         self.sent.append((method, path, body))
         self.seconds.append(seconds)
         if self.hold is not None and method == "POST":

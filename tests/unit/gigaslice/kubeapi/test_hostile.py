@@ -6,9 +6,9 @@ a proper end of the answer.
 
 import asyncio
 import contextlib
+import gzip
 import itertools
 import json
-import socketserver
 import subprocess
 import sys
 import threading
@@ -18,16 +18,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.apiserver import Access, KubeCluster
-from agent.apiserver import watch as watch_module
-from agent.apiserver.watch import PodWatch
-from agent.apiserver.wire import Api
-from gigaslice.kube.decode import Gone, parse_pod
+from agent.apiserver import KubeCluster
+from agent.apiserver.node_client import node_client
+from agent.apiserver.node_pods import node_pods
+from gigaslice.kube.decode import parse_pod, unread_pod
+from gigaslice.kube.object_reader import Document
+from gigaslice.kube.weight import bytes_of
+from gigaslice.kubeapi import informer as informer_module
+from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.events import NODE_RATES, EventRecorder
 from gigaslice.kubeapi.failures import ApiFailure, object_path
+from gigaslice.kubeapi.informer import Bound, Informer
 from gigaslice.model import ContainerKind, Pod, PodContainer
+from tests.fakes.eventually import until
 from tests.fakes.kubeapi import pod_document
-from tests.fakes.kubeapi.reading import change_of, listed
+from tests.fakes.kubeapi.raw import CHUNKED, END, chunk, serving, whole
+from tests.fakes.kubeapi.reading import after_events, listed
 
 ROOT = Path(__file__).resolve().parents[4]
 GPU = "gigaslice.io/vgpu-memory"
@@ -36,66 +42,21 @@ GONE = {
     "type": "ERROR",
     "object": {"kind": "Status", "message": "too old resource version: 1 (431)", "code": 410},
 }
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-END = b"0\r\n\r\n"
 
 
-def chunk(data):
-    return b"%x\r\n%s\r\n" % (len(data), data)
+def cluster_pods(client, **more):
+    """An informer as the cluster's roles have it: pages and lines are decoded whole, and values have no bound."""
+    options = {"unread": lambda document, last: last or unread_pod(document), "pause": 1.0, **more}
+    return Informer(client, "/api/v1/pods", parse_pod, lambda pod: None, lambda pod: None, **options)
 
 
-def whole(document, status="200 OK", head=""):
-    body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return f"HTTP/1.1 {status}\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+def agent_pods(client, **more):
+    return node_pods(client, "node-a", lambda: None, **more)
 
 
-class Raw(socketserver.ThreadingTCPServer):
-    """Answers each request with the bytes (or iterable of bytes) that ANSWER gives for its target."""
-
-    daemon_threads = True
-    allow_reuse_address = True
-
-    def __init__(self, answer):
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.answer = answer
-        self.targets = []
-        self.sent = 0
-
-    @property
-    def access(self):
-        return Access("127.0.0.1", self.server_address[1], tls=False)
-
-    def watches(self):
-        return sum("watch=1" in target for target in self.targets)
-
-
-class _Handler(socketserver.BaseRequestHandler):
-    def handle(self):
-        asked = b""
-        while b"\r\n\r\n" not in asked:
-            more = self.request.recv(65536)
-            if not more:
-                return
-            asked += more
-        target = asked.split(b" ")[1].decode("latin-1")
-        self.server.targets.append(target)
-        answer = self.server.answer(target)
-        with contextlib.suppress(OSError):
-            for part in [answer] if isinstance(answer, bytes) else answer:
-                self.request.sendall(part)
-                self.server.sent += len(part)
-
-
-@contextlib.contextmanager
-def serving(answer):
-    with Raw(answer) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+@pytest.fixture(params=[agent_pods, cluster_pods], ids=["agent", "cluster"])
+def kind(request):
+    return request.param
 
 
 def one_list(watch_answer, documents=()):
@@ -104,7 +65,7 @@ def one_list(watch_answer, documents=()):
 
 
 class Rests:
-    """In place of the watch's pauses: notes them, and lets as many pass as the test wants."""
+    """In place of an informer's pauses: notes them, and lets as many pass as the test wants."""
 
     def __init__(self, monkeypatch, count):
         self.seconds = []
@@ -118,23 +79,24 @@ class Rests:
                 await asyncio.Event().wait()
             await sleep(0)
 
-        monkeypatch.setattr(watch_module.asyncio, "sleep", rest)
+        monkeypatch.setattr(informer_module.asyncio, "sleep", rest)
 
 
-def rests_of(server, monkeypatch, count, **more):
-    """The first COUNT pauses of a watch at SERVER, and the watch."""
+def rests_of(kind, server, monkeypatch, count, **more):
+    """The first COUNT pauses of an informer at SERVER, and the informer."""
 
     async def main():
         rests = Rests(monkeypatch, count)
-        watch = PodWatch(Api(server.access, connect=5, answer=5), "node-a", **more)
-        task = asyncio.ensure_future(watch.run())
-        enough = asyncio.ensure_future(rests.enough.wait())
-        done, _ = await asyncio.wait({task, enough}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
-        for one in (task, enough):
-            one.cancel()
-        results = await asyncio.gather(task, enough, return_exceptions=True)
-        assert enough in done, f"no {count} pauses but {rests.seconds}, and {results[0]!r}"
-        return rests.seconds, watch
+        async with node_client(server.access, connect=5, answer=5) as client:
+            pods = kind(client, **more)
+            task = asyncio.ensure_future(pods.run())
+            enough = asyncio.ensure_future(rests.enough.wait())
+            done, _ = await asyncio.wait({task, enough}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            for waiter in (task, enough):
+                waiter.cancel()
+            results = await asyncio.gather(task, enough, return_exceptions=True)
+            assert enough in done, f"no {count} pauses but {rests.seconds}, and {results[0]!r}"
+            return rests.seconds, pods
 
     return asyncio.run(main())
 
@@ -149,31 +111,31 @@ def rests_of(server, monkeypatch, count, **more):
     CHUNKED,  # cut
     b"",
 ], ids=["end", "gone", "status 410", "cut", "nothing"])  # fmt: skip
-def test_a_watch_that_does_not_live_is_asked_for_less_and_less_often(answer, monkeypatch):
-    monkeypatch.setattr(watch_module.random, "uniform", lambda low, high: high)
+def test_a_watch_that_does_not_live_is_asked_for_less_and_less_often(kind, answer, monkeypatch):
+    monkeypatch.setattr(informer_module.random, "uniform", lambda low, high: high)
     with serving(one_list(answer)) as server:
-        pauses, _ = rests_of(server, monkeypatch, 9)
+        pauses, _ = rests_of(kind, server, monkeypatch, 9)
         assert server.watches() == 9
     assert pauses == [1, 2, 4, 8, 16, 30, 30, 30, 30]
 
 
-def test_pauses_are_jittered(monkeypatch):
+def test_pauses_are_jittered(kind, monkeypatch):
     with serving(one_list(CHUNKED + END)) as server:
-        pauses, _ = rests_of(server, monkeypatch, 9)
+        pauses, _ = rests_of(kind, server, monkeypatch, 9)
     assert len(set(pauses[5:])) > 1 and all(15 <= one <= 30 for one in pauses[5:])
 
 
-def test_a_watch_that_lived_is_followed_by_the_next_at_once(monkeypatch):
+def test_a_watch_that_lived_is_followed_by_the_next_at_once(kind, monkeypatch):
     def slowly():
         yield CHUNKED
         threading.Event().wait(0.3)
         yield END
 
     answers = iter([CHUNKED + END, CHUNKED + END, slowly(), CHUNKED + END])
-    monkeypatch.setattr(watch_module, "_LIVED_SECONDS", 0.2)
-    monkeypatch.setattr(watch_module.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(informer_module, "_LIVED_SECONDS", 0.2)
+    monkeypatch.setattr(informer_module.random, "uniform", lambda low, high: high)
     with serving(lambda target: next(answers) if "watch=1" in target else whole(LIST)) as server:
-        pauses, _ = rests_of(server, monkeypatch, 4)
+        pauses, _ = rests_of(kind, server, monkeypatch, 4)
     assert pauses == [1, 2, 0, 1]
 
 
@@ -182,10 +144,10 @@ def test_a_watch_that_lived_is_followed_by_the_next_at_once(monkeypatch):
     ("Retry-After: -4\r\n", 0), ("Retry-After: " + "9" * 400 + "\r\n", 300),
 ])  # fmt: skip
 @pytest.mark.parametrize("of", ["list", "watch"])
-def test_a_server_that_asks_to_be_left_alone_is(head, least, of, monkeypatch):
+def test_a_server_that_asks_to_be_left_alone_is(kind, head, least, of, monkeypatch):
     busy = whole({"kind": "Status", "message": "too many requests"}, "429 Too Many Requests", head)
     with serving(lambda target: busy if of == "list" or "watch=1" in target else whole(LIST)) as server:
-        pauses, _ = rests_of(server, monkeypatch, 1)
+        pauses, _ = rests_of(kind, server, monkeypatch, 1)
     assert least <= pauses[0] <= least + 1
 
 
@@ -198,34 +160,91 @@ def flood(start, piece):
         yield piece
 
 
+def asked(server, **more):
+    """One request to SERVER."""
+
+    async def main():
+        async with node_client(server.access, **more) as client:
+            return await client.request("GET", "/")
+
+    return asyncio.run(main())
+
+
 @pytest.mark.parametrize("start, piece", [
     (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", b"x" * 65536),
     (CHUNKED, chunk(b"x" * 65536)),
+    (CHUNKED, b"1\r\nx\r\n" * 10_000),
+    (CHUNKED + END[:-2], b"X-More: " + b"x" * 1000 + b"\r\n"),
     (b"HTTP/1.1 200 OK\r\n", b"X-More: " + b"x" * 65000 + b"\r\n"),
+    (b"HTTP/1.1 200 OK\r\n", b"X-More: x\r\n" * 5000),
     (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2000),
-], ids=["length", "chunks", "head", "interim"])  # fmt: skip
+    (b"", b"HTTP/1.1 103 Early Hints\r\nLink: " + b"x" * 8000 + b"\r\n\r\n"),
+], ids=["length", "chunks", "bytes", "trailers", "head", "headers", "interim", "hints"])  # fmt: skip
 def test_an_answer_is_read_no_further_than_its_bound(start, piece):
     with serving(lambda target: flood(start, piece)) as server, pytest.raises(ApiFailure):
-        asyncio.run(Api(server.access).request("GET", "/"))
+        asked(server)
     assert server.sent < 16 << 20, "the bound is 1 MiB; the rest is what lay in the sockets"
 
 
-def test_a_line_of_a_watch_has_a_bound(monkeypatch):
+def test_another_protocol_is_no_answer():
+    with serving(
+        lambda target: b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"
+    ) as server:
+        with pytest.raises(ApiFailure) as caught:
+            asked(server)
+        assert caught.value.status == 101
+
+
+def test_what_is_packed_stays_packed():
+    """Two hundred MiB in 200 KiB. Nothing packed is asked for, and what is sent so is no JSON."""
+    bomb = gzip.compress(b"[" + b"[]," * 70_000_000 + b"0]", 1)
+    with serving(lambda target: whole(bomb, head="Content-Encoding: gzip\r\n")) as server:
+        answer = asked(server)
+        assert answer.body == bomb
+        with pytest.raises(ApiFailure, match="no JSON"):
+            answer.document()
+
+
+@pytest.mark.parametrize("unasked", [
+    whole({"n": 2}), b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n",
+], ids=["answer", "interim", "timeout"])  # fmt: skip
+def test_an_idle_connection_takes_nothing_and_no_later_request_gets_it(unasked):
+    """aiohttp keeps all of it, and takes the first for the answer to the next request."""
+    idle = threading.Event()
+
+    def answer(target):
+        yield whole({"n": 1})
+        if "second" not in target:
+            idle.wait(10)
+            yield from flood(b"", unasked * 2000)
+
+    async def main():
+        async with node_client(server.access) as client:
+            await client.request("GET", "/first")
+            idle.set()
+            await asyncio.sleep(0.3)
+            assert (await client.request("GET", "/second")).document() == {"n": 1}
+
+    with serving(answer, requests=2) as server:
+        asyncio.run(main())
+        assert server.connections == [1, 2] and server.sent < 16 << 20
+
+
+def test_a_line_of_a_watch_has_a_bound(kind, monkeypatch):
     with serving(one_list(flood(CHUNKED, chunk(b"x" * 65536)))) as server:
-        rests_of(server, monkeypatch, 1)
+        rests_of(kind, server, monkeypatch, 1)
     assert server.sent < 32 << 20
 
 
-def test_a_watch_that_never_ends_nor_says_anything_whole_is_left(monkeypatch):
+def test_a_watch_that_never_ends_nor_says_anything_whole_is_left(kind, monkeypatch):
     def drips():
         yield CHUNKED
         for _ in range(500):
             yield chunk(b"x")
             threading.Event().wait(0.05)
 
-    monkeypatch.setattr(watch_module, "_OVERTIME", -0.5)
     with serving(one_list(drips())) as server:
-        rests_of(server, monkeypatch, 1, watch_seconds=1)
+        rests_of(kind, server, monkeypatch, 1, watch_seconds=1, overtime=-0.5)
 
 
 def page(documents, more=""):
@@ -243,21 +262,23 @@ COSTLY = {
 PEAK = """
 import asyncio, sys
 from agent.apiserver import Access
-from agent.apiserver.watch import PodWatch
-from agent.apiserver.wire import Api
+from agent.apiserver.node_client import node_client
+from agent.apiserver.node_pods import node_pods
 
 def peak():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
 
 async def main():
-    watch = PodWatch(Api(Access("127.0.0.1", int(sys.argv[1]), tls=False)), "node-a", pause=100)
-    before = peak()
-    running = asyncio.ensure_future(watch.run())
-    while not (watch._failures or watch._version == (sys.argv[2] or None)):
-        await asyncio.sleep(0.02)
-        assert not running.done(), running
-    print(peak() - before, len(watch.pods), sum(pod.readable for pod in watch.pods.values()))
+    async with node_client(Access("127.0.0.1", int(sys.argv[1]), tls=False)) as client:
+        informer = node_pods(client, "node-a", lambda: None, pause=100)
+        before = peak()
+        running = asyncio.ensure_future(informer.run())
+        while not (informer.failures or informer._version == (sys.argv[2] or None)):
+            await asyncio.sleep(0.02)
+            assert not running.done(), running
+        pods = informer.values
+        print(peak() - before, len(pods), sum(pod.readable for pod in pods))
 
 asyncio.run(main())
 """
@@ -321,21 +342,39 @@ def test_pods_that_never_end_cost_no_more_than_a_bound():
     assert kib < 32 << 10
 
 
-def test_a_pod_for_which_there_is_no_room_is_there_and_an_earlier_one_stays(monkeypatch, capsys):
-    monkeypatch.setattr(watch_module, "_MAX_KEPT_BYTES", 150_000)
+def test_a_pod_for_which_there_is_no_room_is_there_and_an_earlier_one_stays(kind, monkeypatch, capsys):
     small = pod_document("p1", {GPU: 1}, uid="u-1")
     lines = [
-        json.dumps({"type": kind, "object": annotated(number)})
-        for kind, number in (("ADDED", 0), ("MODIFIED", 1))
+        json.dumps({"type": event, "object": annotated(number)})
+        for event, number in (("ADDED", 0), ("MODIFIED", 1))
     ]
+    bound = Bound(bytes_of, 150_000, 200_000)
     with serving(one_list(CHUNKED + chunk("\n".join([*lines, ""]).encode()) + END, [small])) as server:
-        _, watch = rests_of(server, monkeypatch, 1)
-    pods = watch.pods
+        _, informer = rests_of(kind, server, monkeypatch, 1, bound=bound)
+    pods = informer.objects
     assert pods["default", "p0"].readable and pods["default", "p1"] == parse_pod(small)
     assert "there is no room for it" in "".join(capsys.readouterr())
 
 
-def test_a_list_comes_in_pages(monkeypatch):
+def test_a_pod_that_is_too_large_to_be_read_whole_counts_as_unreadable():
+    """What was passed over might have been the annotation that matters."""
+    document = pod_document(
+        "p", {GPU: 1}, annotations={f"gigaslice.io/x{key}": "y" * 60_000 for key in range(9)}
+    )
+    (pod,) = listed(json.dumps({**LIST, "items": [document]}).encode())
+    assert (pod.name, pod.readable, pod.annotations) == ("p", False, {})
+
+
+def test_the_last_value_of_a_pod_needs_room_too():
+    informer = agent_pods(KubeClient.__new__(KubeClient), bound=Bound(bytes_of, 150_000, 200_000))
+    informer._apply(Document({"type": "ADDED", "object": annotated(1)}, True))
+    assert informer.objects["default", "p1"].readable
+    entries = informer._no_entries()
+    informer._add([Document(annotated(0), True), Document(annotated(1) | {"spec": 7}, True)], entries)
+    assert [entry.value.readable for entry in entries.values()] == [True, False]
+
+
+def test_a_list_comes_in_pages(kind, monkeypatch):
     def answer(target):
         if "watch=1" in target:
             return CHUNKED + END
@@ -343,18 +382,21 @@ def test_a_list_comes_in_pages(monkeypatch):
         return whole(page([pod_document(f"after-{more or 'all'}")], more))
 
     with serving(answer) as server:
-        _, watch = rests_of(server, monkeypatch, 1)
-    assert {name for _, name in watch.pods} == {"after-second", "after-third", "after-all"}
+        _, watch = rests_of(kind, server, monkeypatch, 1)
+    assert {name for _, name in watch.objects} == {"after-second", "after-third", "after-all"}
     lists = [target for target in server.targets if "watch=1" not in target]
     assert all("limit=" in target for target in lists)
-    assert [("resourceVersion=0" in target) for target in lists] == [True, False, False]
+    first = [kind is agent_pods, False, False]
+    assert [("resourceVersion=0" in target) for target in lists] == first, (
+        "thousands of agents begin together"
+    )
 
 
-def test_pages_without_an_end_are_given_up(monkeypatch):
-    monkeypatch.setattr(watch_module, "_MAX_PAGES", 5)
+def test_pages_without_an_end_are_given_up(kind, monkeypatch):
+    monkeypatch.setattr(informer_module, "_MOST_PAGES", 4)
     with serving(lambda target: whole(page([], "again"))) as server:
-        _, watch = rests_of(server, monkeypatch, 1)
-    assert len(server.targets) == 5 and not watch.synced
+        _, watch = rests_of(kind, server, monkeypatch, 1)
+    assert len(server.targets) == 5 and not watch.synced.is_set()
 
 
 # --- what is answered -----------------------------------------------------------------------------------------------
@@ -371,9 +413,9 @@ ODD = [
 
 
 @pytest.mark.parametrize("line", ODD, ids=lambda line: repr(line[:24]))
-def test_no_answer_to_a_watch_ends_it(line, monkeypatch):
+def test_no_answer_to_a_watch_ends_it(kind, line, monkeypatch):
     with serving(one_list(CHUNKED + chunk(line + b"\n") + END)) as server:
-        rests_of(server, monkeypatch, 2)
+        rests_of(kind, server, monkeypatch, 2)
 
 
 @pytest.mark.parametrize("body", [
@@ -383,9 +425,9 @@ def test_no_answer_to_a_watch_ends_it(line, monkeypatch):
     b'{"metadata":{"resourceVersion":"1"},"items":[{"metadata":{"uid":[]},"spec":[]}]}',
     b'{"metadata":{"resourceVersion":"1","continue":[]},"items":null}',
 ], ids=lambda body: repr(body[:24]))  # fmt: skip
-def test_no_answer_to_a_list_ends_it(body, monkeypatch):
+def test_no_answer_to_a_list_ends_it(kind, body, monkeypatch):
     with serving(lambda target: CHUNKED + END if "watch=1" in target else whole(body)) as server:
-        rests_of(server, monkeypatch, 2)
+        rests_of(kind, server, monkeypatch, 2)
 
 
 @pytest.mark.parametrize("where, value", [
@@ -411,16 +453,18 @@ def test_annotations_that_are_no_text_are_left_out():
     (("metadata", "uid"), [1]), (("metadata", "annotations"), []), (("spec",), 7), (("spec", "containers"), {}),
     (("status", "phase"), {}),
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize("kind", ["MODIFIED", "DELETED"])
-def test_a_pod_that_is_understood_no_longer_stays_as_it_was_until_it_is_gone(kind, where, value, monkeypatch):
+@pytest.mark.parametrize("event", ["MODIFIED", "DELETED"])
+def test_a_pod_that_is_understood_no_longer_stays_as_it_was_until_it_is_gone(
+    kind, event, where, value, monkeypatch
+):
     first = pod_document("p", {GPU: 1}, uid="u-1")
     second = json.loads(json.dumps(first))
     second["metadata"] |= {"resourceVersion": "8"}
     changed(second, where, value)
-    line = json.dumps({"type": kind, "object": second}).encode() + b"\n"
+    line = json.dumps({"type": event, "object": second}).encode() + b"\n"
     with serving(one_list(CHUNKED + chunk(line) + END, [first])) as server:
-        _, watch = rests_of(server, monkeypatch, 1)
-    assert list(watch.pods.values()) == ([parse_pod(first)] if kind == "MODIFIED" else [])
+        _, informer = rests_of(kind, server, monkeypatch, 1)
+    assert informer.values == ([parse_pod(first)] if event == "MODIFIED" else [])
 
 
 @pytest.mark.parametrize(
@@ -486,13 +530,9 @@ def test_any_pod_is_a_pod_or_none(changes):
         with contextlib.suppress(KeyError, IndexError, TypeError):
             changed(document, place, value)
     event = json.dumps({"type": "ADDED", "object": document}).encode()
-    try:
-        change = change_of(event)
-    except ValueError:
-        pass
-    else:
-        assert change.pod is None or check(change.pod) is None
-        assert isinstance(change.version, str)
+    with contextlib.suppress(ApiFailure):
+        for pod in after_events(event).values:
+            check(pod)
     for pod in listed(json.dumps({**LIST, "items": [document]}).encode()):
         check(pod)
 
@@ -500,12 +540,20 @@ def test_any_pod_is_a_pod_or_none(changes):
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=64) | VALUES.map(lambda one: json.dumps(one).encode()))
 def test_any_bytes_are_an_answer_or_no_answer(raw):
-    for parse in (listed, change_of):
-        with contextlib.suppress(ValueError, Gone):
+    for parse in (listed, after_events):
+        with contextlib.suppress(ValueError, ApiFailure):
             parse(raw)
 
 
 # --- names in paths -------------------------------------------------------------------------------------------------
+
+
+def evicted(server, pod):
+    async def main():
+        async with node_client(server.access) as client:
+            return await KubeCluster(client, "node-a").evict(pod)
+
+    return asyncio.run(main())
 
 
 @pytest.mark.parametrize("name, target", [
@@ -515,32 +563,30 @@ def test_any_bytes_are_an_answer_or_no_answer(raw):
 ])  # fmt: skip
 def test_a_name_stays_one_segment(name, target):
     with serving(lambda _: whole({}, "201 Created")) as server:
-        cluster = KubeCluster(Api(server.access), "node-a")
-        assert asyncio.run(cluster.evict(Pod("team", name, "u"))).done
+        assert evicted(server, Pod("team", name, "u")).done
     assert server.targets == [f"/api/v1/namespaces/team/pods/{target}/eviction"]
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
 def test_what_cannot_be_a_segment_is_not_sent(name):
     with serving(lambda _: whole({}, "201 Created")) as server:
-        cluster = KubeCluster(Api(server.access), "node-a")
-        assert "no name" in asyncio.run(cluster.evict(Pod(name, "p", "u"))).problem
+        assert "no name" in evicted(server, Pod(name, "p", "u")).problem
     assert not server.targets
 
 
-def test_events_of_a_pod_without_a_proper_name_end_nothing(capsys):
+def test_events_of_a_pod_without_a_proper_name_end_nothing():
     async def main(server):
-        api = Api(server.access)
-        recorder = EventRecorder(api, "node", "node-a", NODE_RATES, pause=100)
-        task, event = asyncio.ensure_future(recorder.run()), KubeCluster(api, "node-a", events=recorder).event
-        event(Pod("..", "p", "u-1"), "Normal", "R", "x")
-        event(Pod("team", "p\udcff", "u-2", containers=(PodContainer("c"),)), "Normal", "R", "x")
-        event(Pod("team", "good", "u-3"), "Warning", "R", "a \x1b[31mred\x1b[0m\n\u202elie \udcff")
-        while not any("team" in target for target in server.targets) and not task.done():
-            await asyncio.sleep(0.01)
-        assert not task.done(), task
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with node_client(server.access) as client:
+            recorder = EventRecorder(client, "node", "node-a", NODE_RATES, pause=100)
+            task = asyncio.ensure_future(recorder.run())
+            event = KubeCluster(client, "node-a", events=recorder).event
+            event(Pod("..", "p", "u-1"), "Normal", "R", "x")
+            event(Pod("team", "p\udcff", "u-2", containers=(PodContainer("c"),)), "Normal", "R", "x")
+            event(Pod("team", "good", "u-3"), "Warning", "R", "a \x1b[31mred\x1b[0m\n\u202elie \udcff")
+            await until(lambda: len(server.targets) == 2 or task.done())
+            assert not task.done(), task
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     with serving(lambda _: whole({}, "201 Created")) as server:
         asyncio.run(main(server))
@@ -557,11 +603,11 @@ def test_a_bookmark_as_the_server_sends_it(annotations):
         "spec": {"containers": None},
         "status": {},
     }
-    change = change_of(json.dumps({"type": "BOOKMARK", "object": empty}).encode())
-    assert (change.kind, change.version, change.pod) == ("BOOKMARK", "476", None)
+    informer = after_events(json.dumps({"type": "BOOKMARK", "object": empty}).encode())
+    assert (informer._version, informer.values) == ("476", [])
 
 
-def test_a_list_that_expires_between_two_pages_is_asked_for_anew(monkeypatch):
+def test_a_list_that_expires_between_two_pages_is_asked_for_anew(kind, monkeypatch):
     """The answer has a token to go on with; what it would give is not of one moment any more."""
     expired = {"kind": "Status", "code": 410, "reason": "Expired", "metadata": {"continue": "inconsistent"}}
     lists = []
@@ -575,6 +621,6 @@ def test_a_list_that_expires_between_two_pages_is_asked_for_anew(monkeypatch):
         return whole(page([pod_document(f"p{len(lists)}")], "more" if len(lists) == 1 else ""))
 
     with serving(answer) as server:
-        _, watch = rests_of(server, monkeypatch, 2)
-    assert {name for _, name in watch.pods} == {"p3"}
+        _, watch = rests_of(kind, server, monkeypatch, 2)
+    assert {name for _, name in watch.objects} == {"p3"}
     assert "continue" in lists[1] and "continue" not in lists[2]
