@@ -1,4 +1,4 @@
-"""The node agent's client of the API server: that of the cluster's roles, with the agent's bound."""
+"""The node agent's client of the API server: that of the cluster's roles, with the agent's bounds."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ __all__ = ["node_client"]
 
 _MOST_BYTES = (
     1 << 20
-)  # of an answer that is no list and no watch; the longest is that to a change of the node
+)  # no list and no watch is read by this bound; the answer to a change of the node is the longest
+_PIECE_BYTES = 64 << 10
 
 
 def node_client(access: Access, **seconds: float) -> KubeClient:
     """Returns a client. SECONDS: how long it waits, as of `KubeClient`."""
-    return KubeClient(access, f"gigaslice-node/{vcuda.__version__}", most=_MOST_BYTES, **seconds)
+    agent = f"gigaslice-node/{vcuda.__version__}"
+    return KubeClient(access, agent, most=_MOST_BYTES, piece=_PIECE_BYTES, **seconds)

@@ -61,6 +61,7 @@ APPLY_PATCH = "application/apply-patch+yaml"
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
 _MOST_BYTES = 8 << 20
+_PIECE_BYTES = 256 << 10
 _MOST_REFUSAL_BYTES = 64 << 10  # that are decoded for their message
 
 
@@ -136,6 +137,7 @@ class KubeClient:
         connect: Seconds for a connection to be made.
         answer: Seconds for a whole request, unless the call names others, and for a stream to begin.
         most: The most bytes that an answer may have, unless the call names others.
+        piece: The most bytes of an answer that are read at a time.
     """
 
     def __init__(
@@ -146,12 +148,14 @@ class KubeClient:
         connect: float = _CONNECT_SECONDS,
         answer: float = _ANSWER_SECONDS,
         most: int = _MOST_BYTES,
+        piece: int = _PIECE_BYTES,
     ) -> None:
         self.access = access
         self._agent = agent
         self._connect = connect
         self._answer = answer
         self._most = most
+        self._piece = piece
         self._context: ssl.SSLContext | None = None
         self._stamp: list[tuple[int, ...]] | None = None  # of the files that the context was made of
         self._connections: Connections | None = None
@@ -296,7 +300,7 @@ class KubeClient:
         """Loads what it takes, beside the event loop, and returns the connections."""
         connections = await asyncio.to_thread(_import_connections)
         if self._connections is None:
-            self._connections = connections(str(self.access), self._connect)
+            self._connections = connections(str(self.access), self._connect, self._piece)
         return self._connections
 
     def _ssl_context(self) -> ssl.SSLContext | None:

@@ -29,7 +29,6 @@ from gigaslice.kubeapi.failures import LONGEST_RETRY_AFTER, ApiFailure
 __all__ = ["Connections", "Response"]
 
 _IDLE_SECONDS = 60.0
-_PIECE_BYTES = 64 << 10
 _MOST_INTERIM = 16  # answers 1xx before the answer itself
 _UNACKNOWLEDGED_MILLISECONDS = 10_000
 _OPTIONS = (
@@ -102,17 +101,18 @@ class _Protocol(ResponseHandler):
 class Response:
     """An answer that has begun."""
 
-    def __init__(self, response: aiohttp.ClientResponse, server: str) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, server: str, piece: int) -> None:
         self.status = response.status
         self.retry_after = _retry_after(response)
         self._response = response
         self._server = server
+        self._piece = piece
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yields its bytes as they come, until the server ends it. Raises ApiFailure where it is cut short."""
         while True:
             try:
-                chunk = await self._response.content.read(_PIECE_BYTES)
+                chunk = await self._response.content.read(self._piece)
             except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
                 raise _failure(self._server, error) from error
             if not chunk:
@@ -126,10 +126,14 @@ class Response:
 
 
 class Connections:
-    """The connections to SERVER, whose address begins so, each made within CONNECT seconds. Made in an event loop."""
+    """The connections to SERVER, whose address begins so, each made within CONNECT seconds. Made in an event loop.
 
-    def __init__(self, server: str, connect: float) -> None:
+    PIECE: the most bytes of an answer that are read at a time.
+    """
+
+    def __init__(self, server: str, connect: float, piece: int) -> None:
         self._server = server
+        self._piece = piece
         self._connect = connect
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS, socket_factory=_socket)
         protocol = functools.partial(_Protocol, loop=asyncio.get_running_loop(), generation=_Generation())
@@ -138,7 +142,7 @@ class Connections:
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            read_bufsize=_PIECE_BYTES,
+            read_bufsize=piece,
             skip_auto_headers=("Accept-Encoding",),
         )
 
@@ -205,7 +209,7 @@ class Connections:
         if response.connection is not None and response.connection.protocol is not None:
             response.connection.protocol.read_timeout = max(0.001, idle)
             response.connection.protocol.start_timeout()
-        return Response(response, self._server)
+        return Response(response, self._server, self._piece)
 
 
 def _socket(address: tuple[Any, ...]) -> socket.socket:

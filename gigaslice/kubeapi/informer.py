@@ -379,7 +379,8 @@ class Informer(Generic[T]):
             if not document.complete:
                 raise ValueError("it is too large")
             value = self._parse(document.value)
-            if value is not None and not self._fits(key, _Entry(uid, value), entries):
+            entry = None if value is None else _Entry(uid, value)
+            if entry is not None and not self._fits(key, entry, entries):
                 raise ValueError("there is no room for it")
         except (ValueError, GigasliceError) as error:
             self._note_unreadable(key, str(error), None)
@@ -387,7 +388,7 @@ class Informer(Generic[T]):
             self._note_unreadable(key, "internal error", error)
         else:
             self._reported.over(key)
-            return None if value is None else _Entry(uid, value)
+            return entry
         last = self._entries.get(key)
         if last is not None and uid not in ("", last.uid):
             last = None  # of an object that had the name before
