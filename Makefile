@@ -24,7 +24,7 @@ endif
 PY     := $(BUILD)/venv/bin/python
 BIN    := $(BUILD)/venv/bin
 EXTENSION := $(BUILD)/extension.stamp
-TREE := gigaslice/dataset_node/sources/_tree.c
+TREE := gigaslice/roles/dataset_node/sources/_tree.c
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch]) \
   $(TREE)
 
@@ -124,7 +124,7 @@ chart-schema: $(VENV)  ## the schema of the chart's values, from the settings of
 	$(PY) deploy/helm/schema.py
 
 clean:  ## remove everything that was built
-	rm -rf $(BUILD) dist *.egg-info vcuda/_native*.so vcuda/_lib gigaslice/dataset_node/sources/_tree*.so
+	rm -rf $(BUILD) dist *.egg-info vcuda/_native*.so vcuda/_lib gigaslice/roles/dataset_node/sources/_tree*.so
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | sort | expand -t 14

@@ -43,8 +43,8 @@ class BuildWithLibrary(build_py):
 
 # Of the dataset service: see the file. The limited API, as the other extension: one wheel for all versions of Python.
 TREE = Extension(
-    "gigaslice.dataset_node.sources._tree",
-    ["gigaslice/dataset_node/sources/_tree.c"],
+    "gigaslice.roles.dataset_node.sources._tree",
+    ["gigaslice/roles/dataset_node/sources/_tree.c"],
     define_macros=[("Py_LIMITED_API", "0x030A0000")],
     py_limited_api=True,
     extra_compile_args=["-std=c17", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"],

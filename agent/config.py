@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gigaslice import role_settings, units
-from gigaslice.model import AnnotationRights, ResourceTypes, annotation_rights
+from gigaslice import role_settings
+from gigaslice.core import units
+from gigaslice.core.model import AnnotationRights, ResourceTypes, annotation_rights
 from gigaslice.role_settings import NodeRoleSettings
 from gigaslice.runtime import setting_values as values
 from gigaslice.runtime import settings

@@ -1,5 +1,5 @@
 """What nodes and the cluster share, and the roles of the cluster.
 
-A core of values and decisions without I/O, helpers that do I/O (`runtime`), the API server's client (`kubeapi`), and
-the roles: scheduler, controller, webhook and dataset service. Nothing here imports `agent` or `vcuda`.
+`core` has values and decisions without I/O, `runtime` helpers that do I/O, `kubeapi` the API server's client, `roles`
+the scheduler, controller, webhook and dataset service. Nothing here imports `agent` or `vcuda`.
 """

@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from gigaslice import units
-from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
-from gigaslice.model import AnnotationRights, annotation_rights
+from gigaslice.core import units
+from gigaslice.core.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
+from gigaslice.core.model import AnnotationRights, annotation_rights
 from gigaslice.runtime import setting_values as values
 from gigaslice.runtime import settings
 from gigaslice.runtime.settings import Settings, setting
 
 if TYPE_CHECKING:
-    from gigaslice.cluster.demand import ClusterUnits
+    from gigaslice.core.cluster.demand import ClusterUnits
 
 __all__ = [
     "ClusterRoleSettings",
@@ -93,7 +93,7 @@ class ClusterRoleSettings(RoleSettings):
     @property
     def units(self) -> ClusterUnits:
         """What pods count in."""
-        from gigaslice.cluster.demand import ClusterUnits  # noqa: PLC0415  (0.6 MiB that a node's roles do without)
+        from gigaslice.core.cluster.demand import ClusterUnits  # noqa: PLC0415  (0.6 MiB that a node's roles do without)
 
         return ClusterUnits(self.slice_bytes, self.resource, self.whole_gpus, self.annotation_rights)
 

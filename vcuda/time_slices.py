@@ -1,8 +1,8 @@
 """Time slices on a GPU whose containers use host memory: what each container does, and what its page says.
 
 Where a page says HELD, the library waits, but not beyond the time that the page gives: an agent that was killed
-blocks no container. The agent decides who gets a time slice (`gigaslice.limits.time_slicing`); this module only reads
-and writes.
+blocks no container. The agent decides who gets a time slice (`gigaslice.core.limits.time_slicing`); this module only
+reads and writes.
 """
 
 from __future__ import annotations

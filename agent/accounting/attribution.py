@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from agent.accounting.processes import ProcessInfo
 from agent.ledgers.usage import Reading
-from gigaslice.allocation.consumer import Consumer
-from gigaslice.allocation.table import Allocation
-from gigaslice.units import format_bytes
+from gigaslice.core.allocation.consumer import Consumer
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.units import format_bytes
 from vcuda import ProcessUsage
 
 __all__ = [

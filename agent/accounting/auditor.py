@@ -29,10 +29,10 @@ from agent.apiserver.consumer_pods import ConsumerPods
 from agent.ledgers.usage import Reading
 from agent.persistence.store import Store
 from agent.telemetry.counters import Counters
-from gigaslice import units
-from gigaslice.allocation.consumer import common_names
-from gigaslice.allocation.table import Allocation
-from gigaslice.model import Pod
+from gigaslice.core import units
+from gigaslice.core.allocation.consumer import common_names
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.model import Pod
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["Auditor"]

@@ -17,7 +17,7 @@ from agent.accounting.processes import ProcessInfo
 from agent.inventory.source import Source
 from agent.ledgers import usage
 from agent.persistence.store import Store
-from gigaslice.allocation.table import Allocation
+from gigaslice.core.allocation.table import Allocation
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.yielding import with_breaks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from gigaslice.cluster.assignment import Assignment, AssignmentError
-from gigaslice.model import Share
+from gigaslice.core.cluster.assignment import Assignment, AssignmentError
+from gigaslice.core.model import Share
 
 __all__ = ["decoded", "shares_in"]
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from agent.allocation.request import AllocationRequest, ImpossibleError
 from agent.inventory.holder import GpusNow
-from gigaslice.allocation import host_memory, whole_gpus
-from gigaslice.allocation.table import Allocation, AllocationTable
-from gigaslice.model import CORES_PER_GPU, Infeasible, NodeState, Placement, Request, Share
-from gigaslice.placement import Policy, place, place_waiting
-from gigaslice.placement.own_gpus import apart_from_own, beside_own, on_same_gpus
+from gigaslice.core.allocation import host_memory, whole_gpus
+from gigaslice.core.allocation.table import Allocation, AllocationTable
+from gigaslice.core.model import CORES_PER_GPU, Infeasible, NodeState, Placement, Request, Share
+from gigaslice.core.placement import Policy, place, place_waiting
+from gigaslice.core.placement.own_gpus import apart_from_own, beside_own, on_same_gpus
 
 __all__ = ["Choice", "GpuChooser"]
 

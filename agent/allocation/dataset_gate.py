@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gigaslice.allocation.consumer import Consumer
-from gigaslice.model import DATASET_DRIVER, Pod
+from gigaslice.core.allocation.consumer import Consumer
+from gigaslice.core.model import DATASET_DRIVER, Pod
+from gigaslice.core.text import plain
 from gigaslice.runtime.local_sockets import LineConnection
 from gigaslice.runtime.logs import get_logger
-from gigaslice.text import plain
 
 __all__ = ["EARLY_FILE", "DatasetGate", "NoDatasetGate", "StartCondition"]
 

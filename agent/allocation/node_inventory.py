@@ -15,13 +15,13 @@ from agent.apiserver import Cluster
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import Inventory
 from agent.persistence.store import Store
-from gigaslice.allocation.availability import availability
-from gigaslice.allocation.consumer import Consumer
-from gigaslice.allocation.table import Allocation, AllocationTable
-from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
-from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.cluster.pod_holdings import EXCLUSIVE, OVERSUBSCRIBE
-from gigaslice.model import CORES_PER_GPU, AnnotationRights, Gpu, Occupant, Pod, Share
+from gigaslice.core.allocation.availability import availability
+from gigaslice.core.allocation.consumer import Consumer
+from gigaslice.core.allocation.table import Allocation, AllocationTable
+from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.core.cluster.names import ASSIGNMENT
+from gigaslice.core.cluster.pod_holdings import EXCLUSIVE, OVERSUBSCRIBE
+from gigaslice.core.model import CORES_PER_GPU, AnnotationRights, Gpu, Occupant, Pod, Share
 from gigaslice.runtime.wakeup import Alarm
 
 __all__ = ["InventoryPublisher", "node_inventory"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gigaslice.allocation.consumer import Origin
-from gigaslice.allocation.table import AllocationTable
-from gigaslice.errors import GigasliceError
-from gigaslice.model import Placement, RequestOptions, Share
+from gigaslice.core.allocation.consumer import Origin
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.errors import GigasliceError
+from gigaslice.core.model import Placement, RequestOptions, Share
 
 __all__ = ["AllocationRequest", "ImpossibleError", "NotExecutableError", "RequestAdapter"]
 

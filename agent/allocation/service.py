@@ -19,9 +19,9 @@ from agent.inventory.holder import GpusNow
 from agent.inventory.lending_source import host_memory_left
 from agent.inventory.source import Inventory
 from agent.persistence.store import Store
-from gigaslice import units
-from gigaslice.allocation import host_memory, start_decision
-from gigaslice.allocation.table import (
+from gigaslice.core import units
+from gigaslice.core.allocation import host_memory, start_decision
+from gigaslice.core.allocation.table import (
     Allocation,
     AllocationOptions,
     AllocationTable,
@@ -29,8 +29,8 @@ from gigaslice.allocation.table import (
     holds_of,
     whole_hold,
 )
-from gigaslice.model import NodeState, Placement, Share
-from gigaslice.placement import Policy
+from gigaslice.core.model import NodeState, Placement, Share
+from gigaslice.core.placement import Policy
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["AllocationService", "ImpossibleError"]

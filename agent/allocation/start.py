@@ -3,7 +3,7 @@
 A container is allocated even where its memory is not free yet, since a refused allocation fails its pod for good. Every
 API that hands out allocations has a call before a start that is repeated until it succeeds, so everything that time can
 mend is waited for there. How long one call waits is the API's matter. The decision over GPUs is
-`gigaslice.allocation.start_decision`.
+`gigaslice.core.allocation.start_decision`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from agent.allocation.dataset_gate import StartCondition
 from agent.allocation.service import AllocationService
 from agent.apiserver import Cluster
 from agent.persistence.store import Store
-from gigaslice.allocation.consumer import Consumer
-from gigaslice.allocation.table import Allocation
+from gigaslice.core.allocation.consumer import Consumer
+from gigaslice.core.allocation.table import Allocation
 
 __all__ = ["StartBlocker", "StartChecks"]
 

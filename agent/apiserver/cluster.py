@@ -11,12 +11,12 @@ from typing import Any, Protocol
 from agent.apiserver.node_pods import is_refused, is_synced, node_pods
 from agent.apiserver.own_node import NodeAnnotation, Publishing
 from agent.apiserver.pod_reader import PodReader
-from gigaslice.cluster.names import INVENTORY
-from gigaslice.kube.event import Regarding
+from gigaslice.core.cluster.names import INVENTORY
+from gigaslice.core.kube.event import Regarding
+from gigaslice.core.model import Pod
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.events import NODE_RATES, EventRecorder
 from gigaslice.kubeapi.failures import ApiFailure, object_path
-from gigaslice.model import Pod
 from gigaslice.runtime.tasks import all_of
 from gigaslice.runtime.time_limit import set_within
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.apiserver.cluster import Cluster
-from gigaslice.allocation.consumer import Consumer
-from gigaslice.allocation.table import Allocation
-from gigaslice.model import Pod
+from gigaslice.core.allocation.consumer import Consumer
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.model import Pod
 
 __all__ = ["ConsumerPods"]
 

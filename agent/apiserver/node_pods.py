@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gigaslice.kube.decode import parse_pod, pod_change_reader, pod_list_reader, unread_pod
-from gigaslice.kube.weight import bytes_of
+from gigaslice.core.kube.decode import parse_pod, pod_change_reader, pod_list_reader, unread_pod
+from gigaslice.core.kube.weight import bytes_of
+from gigaslice.core.model import Pod
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.cluster_objects import PODS_PATH
 from gigaslice.kubeapi.documents import AnswerDecoder
 from gigaslice.kubeapi.informer import Bound, Informer
-from gigaslice.model import Pod
 
 __all__ = ["is_refused", "is_synced", "node_pods"]
 

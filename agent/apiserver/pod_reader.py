@@ -12,9 +12,9 @@ import math
 import time
 from collections.abc import Callable
 
+from gigaslice.core.model import Pod
 from gigaslice.kubeapi.failures import ApiFailure
 from gigaslice.kubeapi.informer import Informer
-from gigaslice.model import Pod
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["SILENT_SECONDS", "PodReader"]

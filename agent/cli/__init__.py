@@ -20,7 +20,7 @@ from typing import NoReturn
 import vcuda
 from agent.cli._commands import Command, add_commands, loads_settings
 from agent.cli._shared import FAILED, MISSING, MISTAKE, report
-from gigaslice.errors import ConfigError, GigasliceError, MissingError, MistakesError
+from gigaslice.core.errors import ConfigError, GigasliceError, MissingError, MistakesError
 from gigaslice.runtime.files import remedy
 
 __all__ = ["main", "make_parser"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from gigaslice.errors import MissingError
+from gigaslice.core.errors import MissingError
 
 __all__ = ["EXTRAS", "need", "remedy"]
 

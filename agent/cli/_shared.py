@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from agent import config
+from gigaslice.core.text import plain
 from gigaslice.runtime import settings
-from gigaslice.text import plain
 
 __all__ = [
     "EXIT_STATUS",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from agent.cli._shared import OK, SETTINGS_DESCRIPTION
-from gigaslice.controller.config import ControllerConfig
 from gigaslice.role_settings import from_command_line
+from gigaslice.roles.controller.config import ControllerConfig
 from gigaslice.runtime.settings import add_flags
 
 HELP = "keep classes, GPU objects and events of the cluster; serve admission and the web page"
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the controller until it is asked to end."""
     config = from_command_line(ControllerConfig, arguments)
-    from gigaslice.controller import role
+    from gigaslice.roles.controller import role
 
     role.run(config)
     return OK

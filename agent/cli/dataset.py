@@ -12,8 +12,8 @@ import vcuda
 from agent.cli import _dataset, _packages
 from agent.cli._commands import add_commands
 from agent.cli._shared import OK, SETTINGS_DESCRIPTION
-from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.role_settings import from_command_line
+from gigaslice.roles.dataset_node.settings import DatasetSettings
 from gigaslice.runtime.settings import add_flags
 
 HELP = (
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the service until it is asked to end."""
     config = from_command_line(DatasetSettings, arguments)
-    from gigaslice.dataset_node import service
+    from gigaslice.roles.dataset_node import service
 
     _packages.need("obstore")  # loaded with the first bucket
     service.run(config, vcuda.__version__)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from agent.cli._cluster import cluster_target
 from agent.cli._shared import FAILED, OK, SETTINGS_DESCRIPTION
 from agent.config import Config
-from gigaslice.model.gpu import CORES_PER_GPU
+from gigaslice.core.model.gpu import CORES_PER_GPU
 from gigaslice.role_settings import from_command_line
 from gigaslice.runtime.settings import add_flags
 

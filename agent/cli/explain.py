@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from agent.cli._cluster import add_target, cluster_target, tell_notes
 from agent.cli._shared import FAILED, OK, report
-from gigaslice.errors import ConfigError
-from gigaslice.model import AnnotationRights, annotation_rights
+from gigaslice.core.errors import ConfigError
+from gigaslice.core.model import AnnotationRights, annotation_rights
 from gigaslice.runtime import settings
 
 if TYPE_CHECKING:
     from agent.commands.cluster import ClusterContent
+    from gigaslice.core.model import Pod
     from gigaslice.kubeapi.client import KubeClient
-    from gigaslice.model import Pod
 
 HELP = "say why a pod waits for GPUs, or which it has"
 DESCRIPTION = "gigaslice explain pod NAME: node by node and GPU by GPU, and what would help."
@@ -40,9 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the explanation; fails where there is no such pod."""
     where = cluster_target(arguments)
     from agent.commands import cluster
-    from gigaslice.cluster.moves import freeing_plans
-    from gigaslice.views.explain import explain
-    from gigaslice.views.move_lines import move_lines
+    from gigaslice.core.cluster.moves import freeing_plans
+    from gigaslice.core.views.explain import explain
+    from gigaslice.core.views.move_lines import move_lines
 
     namespace = arguments.namespace or where.namespace
     rights_text = arguments.annotation_rights or settings.environment().get(_RIGHTS)

@@ -26,9 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the table or the picture."""
     where = cluster_target(arguments)
     from agent.commands import cluster, cluster_tables
-    from gigaslice.views.as_json import cluster_document
-    from gigaslice.views.collect import picture
-    from gigaslice.views.svg import cluster_svg
+    from gigaslice.core.views.as_json import cluster_document
+    from gigaslice.core.views.collect import picture
+    from gigaslice.core.views.svg import cluster_svg
 
     content = cluster.with_client(where, cluster.read_cluster)
     tell_notes(content)

@@ -7,8 +7,8 @@ import argparse
 import vcuda
 from agent.cli._shared import OK, SETTINGS_DESCRIPTION
 from gigaslice.role_settings import from_command_line
+from gigaslice.roles.scheduler.settings import SchedulerSettings
 from gigaslice.runtime.settings import add_flags
-from gigaslice.scheduler.settings import SchedulerSettings
 
 HELP = "decide for a kube-scheduler which node and which GPUs a pod gets"
 DESCRIPTION = SETTINGS_DESCRIPTION
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the service until it is asked to end."""
     config = from_command_line(SchedulerSettings, arguments)
-    from gigaslice.scheduler import service
+    from gigaslice.roles.scheduler import service
 
     service.run(config, vcuda.__version__)
     return OK

@@ -33,9 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the table."""
     where = cluster_target(arguments)
     from agent.commands import cluster, cluster_tables
-    from gigaslice.views.as_json import totals_document
-    from gigaslice.views.collect import picture
-    from gigaslice.views.totals import totals
+    from gigaslice.core.views.as_json import totals_document
+    from gigaslice.core.views.collect import picture
+    from gigaslice.core.views.totals import totals
 
     content = cluster.with_client(where, cluster.read_cluster)
     tell_notes(content)

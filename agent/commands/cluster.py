@@ -17,14 +17,16 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from gigaslice.classes.resource_class import ClassError, parse_resource_class
-from gigaslice.cluster.demand import asks_for_gpus
-from gigaslice.cluster.names import GROUP, RESOURCE_CLASSES
-from gigaslice.cluster.offered_units import offered_units
-from gigaslice.cluster.state import ClusterState
-from gigaslice.errors import ConfigError, GigasliceError
-from gigaslice.kube.decode import parse_pod
-from gigaslice.kube.fields import object_at, objects_at, text_at
+from gigaslice.core.classes.resource_class import ClassError, parse_resource_class
+from gigaslice.core.cluster.demand import asks_for_gpus
+from gigaslice.core.cluster.names import GROUP, RESOURCE_CLASSES
+from gigaslice.core.cluster.offered_units import offered_units
+from gigaslice.core.cluster.state import ClusterState
+from gigaslice.core.errors import ConfigError, GigasliceError
+from gigaslice.core.kube.decode import parse_pod
+from gigaslice.core.kube.fields import object_at, objects_at, text_at
+from gigaslice.core.model import AnnotationRights, Pod
+from gigaslice.core.text import plain
 from gigaslice.kubeapi.access import Access, find_access
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
 from gigaslice.kubeapi.cluster_objects import (
@@ -35,9 +37,7 @@ from gigaslice.kubeapi.cluster_objects import (
     node_facts,
     unread_gpu_pod,
 )
-from gigaslice.model import AnnotationRights, Pod
 from gigaslice.role_settings import kubernetes_service
-from gigaslice.text import plain
 
 __all__ = [
     "ClusterContent",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gigaslice.core.text import plain
+from gigaslice.core.units import format_bytes
+from gigaslice.core.views.cluster_picture import ClusterPicture
+from gigaslice.core.views.svg import short_model, summary
+from gigaslice.core.views.totals import NamespaceTotals
 from gigaslice.runtime.table import Column, as_table
-from gigaslice.text import plain
-from gigaslice.units import format_bytes
-from gigaslice.views.cluster_picture import ClusterPicture
-from gigaslice.views.svg import short_model, summary
-from gigaslice.views.totals import NamespaceTotals
 
 __all__ = ["namespaces_table", "nodes_table", "pods_table"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.health.health_files import Cordon, change_cordons, read_cordons, read_report
-from gigaslice.errors import UnknownGpuError
+from gigaslice.core.errors import UnknownGpuError
 
 __all__ = ["cordon", "uncordon"]
 

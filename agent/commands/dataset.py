@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.control import CONTROL_SOCKET
-from gigaslice.errors import ConfigError, ControlError, MissingError
+from gigaslice.core.dataset.source_spec import SourceSpec
+from gigaslice.core.errors import ConfigError, ControlError, MissingError
+from gigaslice.core.text import plain
+from gigaslice.core.units import format_bytes
+from gigaslice.roles.dataset_node.control import CONTROL_SOCKET
 from gigaslice.runtime.bar import Bar
 from gigaslice.runtime.local_protocol import ask, conversation
 from gigaslice.runtime.table import Column, as_table
-from gigaslice.text import plain
-from gigaslice.units import format_bytes
 
 __all__ = ["age", "as_lines", "evict", "listed", "wait"]
 

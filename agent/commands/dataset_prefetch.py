@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from agent.commands.cluster import Target, with_client
 from agent.commands.prefetch_nodes import ChosenNodes, NodeChoice, choose_nodes
-from gigaslice.dataset.errors import RequestError
-from gigaslice.dataset.prefetch import NodeJudgement, judge_all
-from gigaslice.dataset.request import VolumeRequest, parse_attributes
-from gigaslice.errors import ConfigError, GigasliceError
-from gigaslice.kube.json_text import read_json
+from gigaslice.core.dataset.errors import RequestError
+from gigaslice.core.dataset.prefetch import NodeJudgement, judge_all
+from gigaslice.core.dataset.request import VolumeRequest, parse_attributes
+from gigaslice.core.errors import ConfigError, GigasliceError
+from gigaslice.core.kube.json_text import read_json
 
 __all__ = ["chosen", "judgements", "volume_of"]
 

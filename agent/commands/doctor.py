@@ -27,13 +27,13 @@ from agent.inventory.source import Inventory
 from agent.kubelet.podresources import PodResourcesClient
 from agent.persistence.ledger_files import tried
 from agent.roles.gpu_wait import read_bus
-from gigaslice import units
-from gigaslice.errors import GigasliceError, MissingError
-from gigaslice.kube.fields import object_at
+from gigaslice.core import units
+from gigaslice.core.errors import GigasliceError, MissingError
+from gigaslice.core.kube.fields import object_at
+from gigaslice.core.text import plain
 from gigaslice.kubeapi.access import Access
 from gigaslice.kubeapi.client import ApiFailure, KubeClient, object_path
 from gigaslice.runtime.files import read_file
-from gigaslice.text import plain
 from vcuda.doctor import Finding, check_locks, check_managed
 
 __all__ = ["as_lines", "examine"]

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from agent.commands.cluster import listed
-from gigaslice.kube.decode import parse_pod
+from gigaslice.core.kube.decode import parse_pod
+from gigaslice.core.model import ANNOTATIONS, Pod
+from gigaslice.core.model.options import PREFIX, Option
+from gigaslice.core.text import plain
 from gigaslice.kubeapi.client import ApiFailure, KubeClient
 from gigaslice.kubeapi.cluster_objects import PODS_PATH, PODS_QUERY
-from gigaslice.model import ANNOTATIONS, Pod
-from gigaslice.model.options import PREFIX, Option
-from gigaslice.text import plain
 from vcuda.doctor import Finding
 
 __all__ = ["Needs", "as_findings", "needed_labels", "read_needs"]

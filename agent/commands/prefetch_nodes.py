@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from agent.commands.cluster import listed
-from gigaslice.dataset.errors import RequestError
-from gigaslice.dataset.objects import DRIVER, DatasetNode, parse_dataset, parse_dataset_node
-from gigaslice.dataset.prefetch import NodeCandidate, choose
-from gigaslice.dataset.renewals import is_stale
-from gigaslice.dataset.request import VolumeRequest
-from gigaslice.errors import GigasliceError
-from gigaslice.kube.fields import object_at, objects_at, text_at
+from gigaslice.core.dataset.errors import RequestError
+from gigaslice.core.dataset.objects import DRIVER, DatasetNode, parse_dataset, parse_dataset_node
+from gigaslice.core.dataset.prefetch import NodeCandidate, choose
+from gigaslice.core.dataset.renewals import is_stale
+from gigaslice.core.dataset.request import VolumeRequest
+from gigaslice.core.errors import GigasliceError
+from gigaslice.core.kube.fields import object_at, objects_at, text_at
+from gigaslice.core.text import plain
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient
 from gigaslice.kubeapi.cluster_objects import NODES_PATH, node_facts
 from gigaslice.kubeapi.dataset_paths import DATASET_NODES_PATH, DATASETS_PATH, dataset_path
-from gigaslice.text import plain
 
 __all__ = ["ChosenNodes", "NodeChoice", "choose_nodes"]
 

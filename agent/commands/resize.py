@@ -7,9 +7,9 @@ from pathlib import Path
 
 from agent.control import client
 from agent.control.messages import ResizeAnswer
-from gigaslice import units
-from gigaslice.errors import ConfigError
-from gigaslice.text import plain
+from gigaslice.core import units
+from gigaslice.core.errors import ConfigError
+from gigaslice.core.text import plain
 
 __all__ = ["ask", "describe"]
 

@@ -14,13 +14,13 @@ from agent.deviceplugin.records import CODEC
 from agent.health.health_files import GpuRecord, read_report
 from agent.ledgers.usage import Reading
 from agent.persistence.store import read_only
-from gigaslice import units
-from gigaslice.allocation.consumer import common_names
-from gigaslice.allocation.table import Allocation, Hold
-from gigaslice.errors import StateError
+from gigaslice.core import units
+from gigaslice.core.allocation.consumer import common_names
+from gigaslice.core.allocation.table import Allocation, Hold
+from gigaslice.core.errors import StateError
+from gigaslice.core.text import plain
 from gigaslice.runtime import table
 from gigaslice.runtime.table import Column
-from gigaslice.text import plain
 
 __all__ = ["StatusRow", "as_json", "as_table", "collect", "gpus", "gpus_table"]
 

@@ -10,8 +10,8 @@ from html import escape
 from itertools import count
 
 from agent.inventory.source import Inventory
-from gigaslice.model import NodeState
-from gigaslice.placement.tree import Inner, Tree, build_tree
+from gigaslice.core.model import NodeState
+from gigaslice.core.placement.tree import Inner, Tree, build_tree
 
 __all__ = ["FORMATS", "Drawing", "as_dot", "as_svg", "as_text", "draw"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gigaslice.kube.fields import objects_at, text_at
+from gigaslice.core.kube.fields import objects_at, text_at
 
 __all__ = ["GpuLimits", "ResizeAnswer"]
 

@@ -12,9 +12,9 @@ from agent.control.client import SOCKET
 from agent.control.messages import GpuLimits, ResizeAnswer
 from agent.limits.manager import LimitChange, LimitsManager, ResizeOutcome
 from agent.persistence.store import Store
-from gigaslice.errors import ConfigError, ControlError, GigasliceError
-from gigaslice.kube.fields import text_at
-from gigaslice.limits.live_limits import ResizeRefusal
+from gigaslice.core.errors import ConfigError, ControlError, GigasliceError
+from gigaslice.core.kube.fields import text_at
+from gigaslice.core.limits.live_limits import ResizeRefusal
 from gigaslice.runtime.local_sockets import Answer, LineServer
 from gigaslice.runtime.logs import get_logger
 

@@ -24,8 +24,8 @@ from agent.deviceplugin.identification import identify
 from agent.deviceplugin.requester import ContainerMatch, PreviousHolders
 from agent.kubelet.podresources import PodResources
 from agent.persistence.store import Store
-from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.deviceplugin.lifetime import (
+from gigaslice.core.cluster.names import ASSIGNMENT
+from gigaslice.core.deviceplugin.lifetime import (
     Evidence,
     ListedPod,
     Liveness,
@@ -33,9 +33,9 @@ from gigaslice.deviceplugin.lifetime import (
     allocations_of_listed,
     liveness,
 )
-from gigaslice.deviceplugin.origin import held, plugin, plugin_part
-from gigaslice.errors import KubeletError
-from gigaslice.model import Pod
+from gigaslice.core.deviceplugin.origin import held, plugin, plugin_part
+from gigaslice.core.errors import KubeletError
+from gigaslice.core.model import Pod
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["AdmissionResolver", "known_pods"]

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from agent.allocation.assignments import decoded, shares_in
 from agent.allocation.request import NotExecutableError
 from agent.deviceplugin.requester import Requester
-from gigaslice.cluster.assignment import AssignmentError
-from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, SCHEDULER_NAME
-from gigaslice.deviceplugin.device_id import device_order
-from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
-from gigaslice.model import CORES_PER_GPU, Gpu, Pod, Share
-from gigaslice.text import plural
+from gigaslice.core.cluster.assignment import AssignmentError
+from gigaslice.core.cluster.names import ASSIGNMENT, CLASS_PREFIX, SCHEDULER_NAME
+from gigaslice.core.deviceplugin.device_id import device_order
+from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
+from gigaslice.core.model import CORES_PER_GPU, Gpu, Pod, Share
+from gigaslice.core.text import plural
 
 __all__ = ["Assigned", "assigned_to", "named_for", "with_assignment"]
 

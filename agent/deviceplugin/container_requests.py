@@ -13,7 +13,7 @@ from agent.allocation.request import AllocationRequest, ImpossibleError
 from agent.deviceplugin.assigned import assigned_to
 from agent.deviceplugin.requester import Requester
 from agent.inventory.holder import GpusNow
-from gigaslice.model import (
+from gigaslice.core.model import (
     CORES_PER_GPU,
     AnnotationRights,
     RequestOptions,

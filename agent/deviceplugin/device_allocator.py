@@ -17,31 +17,31 @@ from agent.deviceplugin.container_requests import ContainerRequests
 from agent.deviceplugin.requester import ContainerMatch, PreviousHolders, Requester
 from agent.deviceplugin.reviews import record_names
 from agent.persistence.store import Store
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.allocation.table import Allocation, AllocationTable
-from gigaslice.deviceplugin.device_id import gpu_name, whole_gpu, whole_gpu_device_id
-from gigaslice.deviceplugin.handing_out import (
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.table import Allocation, AllocationTable
+from gigaslice.core.deviceplugin.device_id import gpu_name, whole_gpu, whole_gpu_device_id
+from gigaslice.core.deviceplugin.handing_out import (
     counted_elsewhere,
     lenders,
     of_device_ids,
     with_freed,
     with_handed_out,
 )
-from gigaslice.deviceplugin.lending_by_gpu import served_by_gpu
-from gigaslice.deviceplugin.origin import (
+from gigaslice.core.deviceplugin.lending_by_gpu import served_by_gpu
+from gigaslice.core.deviceplugin.origin import (
     DevicePluginOrigin,
     GpuTokens,
     assign_device_ids,
     plugin,
     with_origin,
 )
-from gigaslice.deviceplugin.pod_peak import with_peak, without_peak
-from gigaslice.deviceplugin.preferred import preferred_device_ids
-from gigaslice.deviceplugin.reconcile import KeptAllocateResponse, from_response
-from gigaslice.errors import StorageError
-from gigaslice.model import Infeasible, Placement, Pod
+from gigaslice.core.deviceplugin.pod_peak import with_peak, without_peak
+from gigaslice.core.deviceplugin.preferred import preferred_device_ids
+from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse, from_response
+from gigaslice.core.errors import StorageError
+from gigaslice.core.model import Infeasible, Placement, Pod
+from gigaslice.core.text import plural
 from gigaslice.runtime.logs import get_logger
-from gigaslice.text import plural
 
 __all__ = ["DeviceAllocator", "tokens_of"]
 

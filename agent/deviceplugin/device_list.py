@@ -11,7 +11,7 @@ from collections.abc import Callable
 from agent.inventory.holder import GpusNow, InventoryHolder
 from agent.inventory.source import Inventory
 from agent.providers.resource import Device
-from gigaslice.deviceplugin.device_id import gpu_device_ids
+from gigaslice.core.deviceplugin.device_id import gpu_device_ids
 
 __all__ = ["DeviceList", "DevicesOfType", "slice_devices"]
 

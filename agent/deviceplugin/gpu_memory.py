@@ -10,7 +10,7 @@ from agent.deviceplugin.gpu_resource import GpuResource, ResourceParts
 from agent.deviceplugin.requester import ContainerMatch
 from agent.deviceplugin.start_allocation import StartAllocationResolver
 from agent.providers.resource import Device
-from gigaslice.allocation.table import Allocation
+from gigaslice.core.allocation.table import Allocation
 
 __all__ = ["GpuMemory"]
 

@@ -21,8 +21,8 @@ from agent.deviceplugin.requester import ContainerMatch
 from agent.persistence.store import Store
 from agent.providers.container_edits import ContainerEdits, gpu_edits, quota_mounts
 from agent.providers.resource import DevicePluginResource, NotYetError, RefusedError
-from gigaslice.allocation.table import Allocation
-from gigaslice.errors import StorageError
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.errors import StorageError
 
 __all__ = ["GpuResource", "ResourceParts"]
 

@@ -17,7 +17,7 @@ from agent.deviceplugin.registration import Registration
 from agent.deviceplugin.servicer import Servicer
 from agent.providers.resource import DevicePluginResource
 from agent.telemetry.counters import Counters
-from gigaslice.errors import GigasliceError
+from gigaslice.core.errors import GigasliceError
 from gigaslice.runtime import logs
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.role_start import set_at_signals

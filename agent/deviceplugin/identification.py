@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agent.deviceplugin.requester import ContainerMatch, Lookup, Requester, next_container
-from gigaslice.allocation.table import AllocationTable
-from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.deviceplugin.lifetime import ListedPod
-from gigaslice.model import ContainerKind
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.cluster.names import ASSIGNMENT
+from gigaslice.core.deviceplugin.lifetime import ListedPod
+from gigaslice.core.model import ContainerKind
 
 __all__ = ["identify"]
 

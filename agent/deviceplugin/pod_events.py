@@ -14,11 +14,11 @@ from agent.deviceplugin.container_requests import to_correct
 from agent.deviceplugin.device_allocator import DeviceAllocator
 from agent.deviceplugin.requester import ContainerMatch, Requester
 from agent.inventory.source import Inventory
-from gigaslice import units
-from gigaslice.allocation.table import Allocation
-from gigaslice.deviceplugin.device_id import gpu_name
-from gigaslice.deviceplugin.origin import plugin
-from gigaslice.model import Pod
+from gigaslice.core import units
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.deviceplugin.device_id import gpu_name
+from gigaslice.core.deviceplugin.origin import plugin
+from gigaslice.core.model import Pod
 
 __all__ = ["PodEvents", "remarks", "unaligned"]
 

@@ -22,11 +22,17 @@ from agent.deviceplugin.settlement import Settler
 from agent.deviceplugin.start_allocation import is_place_of
 from agent.kubelet.podresources import PodResources
 from agent.persistence.store import Store
-from gigaslice.allocation.table import Allocation
-from gigaslice.deviceplugin.lifetime import Evidence, Liveness, PodListing, allocations_of_listed, liveness
-from gigaslice.deviceplugin.origin import container_ref, plugin, plugin_part
-from gigaslice.deviceplugin.reconcile import KeptAllocateResponse, review
-from gigaslice.errors import GigasliceError, KubeletError
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.deviceplugin.lifetime import (
+    Evidence,
+    Liveness,
+    PodListing,
+    allocations_of_listed,
+    liveness,
+)
+from gigaslice.core.deviceplugin.origin import container_ref, plugin, plugin_part
+from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse, review
+from gigaslice.core.errors import GigasliceError, KubeletError
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.wakeup import Alarm
 from gigaslice.runtime.yielding import with_breaks

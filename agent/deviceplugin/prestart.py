@@ -18,9 +18,9 @@ from agent.apiserver import Cluster
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.settlement import Settlement
 from agent.persistence.store import Store
-from gigaslice.allocation.table import Allocation
-from gigaslice.deviceplugin.origin import container_ref, plugin
-from gigaslice.errors import GigasliceError
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.deviceplugin.origin import container_ref, plugin
+from gigaslice.core.errors import GigasliceError
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["StartDecider"]

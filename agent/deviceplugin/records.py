@@ -12,10 +12,10 @@ from itertools import groupby
 from typing import Any
 
 from agent.persistence.codec import VERSION, Codec, positive, string
-from gigaslice.allocation.consumer import ContainerRef, Origin
-from gigaslice.allocation.table import Allocation, AllocationTable
-from gigaslice.deviceplugin.device_id import format_device_id, parse_device_id, whole_gpu
-from gigaslice.deviceplugin.origin import (
+from gigaslice.core.allocation.consumer import ContainerRef, Origin
+from gigaslice.core.allocation.table import Allocation, AllocationTable
+from gigaslice.core.deviceplugin.device_id import format_device_id, parse_device_id, whole_gpu
+from gigaslice.core.deviceplugin.origin import (
     DevicePluginOrigin,
     GpuTokens,
     Owner,
@@ -23,8 +23,8 @@ from gigaslice.deviceplugin.origin import (
     with_origin,
     with_tokens,
 )
-from gigaslice.deviceplugin.reconcile import reconciled
-from gigaslice.errors import DeviceIdError
+from gigaslice.core.deviceplugin.reconcile import reconciled
+from gigaslice.core.errors import DeviceIdError
 
 __all__ = ["CODEC", "DevicePluginRecords"]
 

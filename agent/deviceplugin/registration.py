@@ -15,8 +15,8 @@ from agent.deviceplugin.link import Link, Offered
 from agent.deviceplugin.servicer import Servicer
 from agent.front.channel import Kind
 from agent.front.resource_offer import ResourceOffer
-from gigaslice import errors
-from gigaslice.errors import GigasliceError, SocketError
+from gigaslice.core import errors
+from gigaslice.core.errors import GigasliceError, SocketError
 
 __all__ = ["Registration"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.allocation.table import Allocation, AllocationTable
-from gigaslice.deviceplugin.origin import Owner, plugin
-from gigaslice.model import ContainerKind, Pod, PodContainer
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.table import Allocation, AllocationTable
+from gigaslice.core.deviceplugin.origin import Owner, plugin
+from gigaslice.core.model import ContainerKind, Pod, PodContainer
 
 __all__ = [
     "ContainerMatch",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.persistence.store import Store
-from gigaslice.allocation.table import Allocation, AllocationTable
-from gigaslice.deviceplugin.origin import plugin
-from gigaslice.deviceplugin.reconcile import Review
+from gigaslice.core.allocation.table import Allocation, AllocationTable
+from gigaslice.core.deviceplugin.origin import plugin
+from gigaslice.core.deviceplugin.reconcile import Review
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["carry_out", "record_names"]

@@ -18,9 +18,9 @@ from agent.deviceplugin import messages
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.providers.resource import DevicePluginResource, NotYetError, RefusedError
 from agent.telemetry.counters import Counters
-from gigaslice.errors import GigasliceError
+from gigaslice.core.errors import GigasliceError
+from gigaslice.core.text import plain
 from gigaslice.runtime.logs import get_logger
-from gigaslice.text import plain
 
 __all__ = ["Servicer"]
 

@@ -18,13 +18,13 @@ from agent.deviceplugin.device_allocator import DeviceAllocator, tokens_of
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.requester import Lookup, Requester, owner_of
 from agent.persistence.store import Store
-from gigaslice.allocation import host_memory
-from gigaslice.allocation.table import Allocation, AllocationOptions
-from gigaslice.deviceplugin.origin import plugin, with_origin
-from gigaslice.deviceplugin.pod_peak import with_peak
-from gigaslice.model import Pod, Share
+from gigaslice.core.allocation import host_memory
+from gigaslice.core.allocation.table import Allocation, AllocationOptions
+from gigaslice.core.deviceplugin.origin import plugin, with_origin
+from gigaslice.core.deviceplugin.pod_peak import with_peak
+from gigaslice.core.model import Pod, Share
+from gigaslice.core.text import plural
 from gigaslice.runtime.logs import get_logger
-from gigaslice.text import plural
 
 __all__ = ["SettleResult", "Settlement", "Settler"]
 

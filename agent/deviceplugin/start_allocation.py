@@ -15,9 +15,9 @@ from agent.apiserver import Cluster
 from agent.deviceplugin.device_allocator import DeviceAllocator
 from agent.persistence.store import Store
 from agent.providers.resource import RefusedError
-from gigaslice.allocation.table import Allocation
-from gigaslice.deviceplugin.origin import plugin
-from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.deviceplugin.origin import plugin
+from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
 
 __all__ = ["StartAllocationResolver", "is_place_of"]
 

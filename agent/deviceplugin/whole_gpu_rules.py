@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 from agent.inventory.source import Inventory
 from agent.providers.resource import Device
-from gigaslice.allocation.availability import availability
-from gigaslice.allocation.table import AllocationTable
-from gigaslice.allocation.whole_gpus import free_gpus
-from gigaslice.deviceplugin.device_id import gpu_device_ids, whole_gpu_device_id
-from gigaslice.deviceplugin.origin import kept, plugin
-from gigaslice.model import Gpu, NodeState, Placement, Request
-from gigaslice.placement import Policy, place
-from gigaslice.placement.pairs import best_effort
+from gigaslice.core.allocation.availability import availability
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.allocation.whole_gpus import free_gpus
+from gigaslice.core.deviceplugin.device_id import gpu_device_ids, whole_gpu_device_id
+from gigaslice.core.deviceplugin.origin import kept, plugin
+from gigaslice.core.model import Gpu, NodeState, Placement, Request
+from gigaslice.core.placement import Policy, place
+from gigaslice.core.placement.pairs import best_effort
 
 __all__ = ["devices", "prefer", "slices_withheld"]
 

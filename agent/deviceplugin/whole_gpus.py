@@ -15,9 +15,9 @@ from agent.deviceplugin import whole_gpu_rules
 from agent.deviceplugin.gpu_resource import GpuResource, ResourceParts
 from agent.inventory.holder import InventoryHolder
 from agent.providers.resource import Device, RefusedError
-from gigaslice.allocation.table import Allocation
-from gigaslice.deviceplugin.device_id import whole_gpu_device_id
-from gigaslice.deviceplugin.handing_out import with_handed_out
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.deviceplugin.device_id import whole_gpu_device_id
+from gigaslice.core.deviceplugin.handing_out import with_handed_out
 from gigaslice.runtime.wakeup import Alarm
 
 __all__ = ["WholeGpus"]

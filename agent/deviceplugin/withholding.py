@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from agent.apiserver import Cluster
 from agent.inventory.holder import GpusNow
 from agent.persistence.store import Store
-from gigaslice.deviceplugin.origin import plugin
-from gigaslice.deviceplugin.withheld import withheld
+from gigaslice.core.deviceplugin.origin import plugin
+from gigaslice.core.deviceplugin.withheld import withheld
 from gigaslice.runtime.wakeup import Alarm
 
 __all__ = ["Withholding"]

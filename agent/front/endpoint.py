@@ -22,7 +22,7 @@ from agent.front.log import Log
 from agent.front.peer import Peer
 from agent.front.resource_offer import ResourceOffer
 from agent.persistence.lock import LockFile
-from gigaslice.errors import GigasliceError, SocketError
+from gigaslice.core.errors import GigasliceError, SocketError
 from gigaslice.runtime.log_once import LogOnce
 
 __all__ = ["Endpoint", "EndpointOwner"]

@@ -22,7 +22,7 @@ from agent.front.http2 import MessageReceived
 from agent.front.log import Log
 from agent.front.peer import Peer
 from agent.front.resource_offer import ResourceOffer
-from gigaslice.errors import GigasliceError
+from gigaslice.core.errors import GigasliceError
 
 __all__ = ["PATIENCE_SECONDS", "Call", "Front"]
 

@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from gigaslice.errors import SocketError
+from gigaslice.core.errors import SocketError
 
 __all__ = [
     "Identity",

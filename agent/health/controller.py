@@ -35,8 +35,8 @@ from agent.health.health_files import (
 from agent.health.xids import xid_row
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import GpuEvent, Inventory, Source
-from gigaslice.errors import StateError
-from gigaslice.model import Gpu
+from gigaslice.core.errors import StateError
+from gigaslice.core.model import Gpu
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of

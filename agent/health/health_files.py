@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.health.conditions import Condition, GpuHealth
-from gigaslice.errors import StateError, StorageError
-from gigaslice.kube.json_text import read_json
+from gigaslice.core.errors import StateError, StorageError
+from gigaslice.core.kube.json_text import read_json
 from gigaslice.runtime.files import is_directory, open_file, os_errors_as, read_file, remedy, replace_file
 
 __all__ = [

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import vcuda
 from agent.inventory.source import GpuEvent, Inventory, Source, Vitals
-from gigaslice import units
-from gigaslice.model import Lending, lend
+from gigaslice.core import units
+from gigaslice.core.model import Lending, lend
 
 __all__ = ["LendingSource", "host_memory_left"]
 

@@ -21,9 +21,9 @@ from agent.inventory import nvml_health, sysfs
 from agent.inventory.nvml_health import asked
 from agent.inventory.session import Session, SessionBusyError
 from agent.inventory.source import GpuEvent, Inventory, Vitals
-from gigaslice import units
-from gigaslice.errors import MissingError
-from gigaslice.model import Gpu, Topology, count_slices
+from gigaslice.core import units
+from gigaslice.core.errors import MissingError
+from gigaslice.core.model import Gpu, Topology, count_slices
 
 __all__ = ["NvmlSource"]
 

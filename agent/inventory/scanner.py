@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from agent.inventory.source import Inventory, Source, merge
-from gigaslice.errors import GigasliceError
+from gigaslice.core.errors import GigasliceError
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["Scanner"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from gigaslice.model import Gpu, Topology
+from gigaslice.core.model import Gpu, Topology
 
 __all__ = ["GpuEvent", "Inventory", "Source", "Vitals", "merge"]
 
@@ -22,7 +22,7 @@ class Inventory:
 
     unhealthy: the reason for each GPU that is not healthy, where it is known. cordoned: GPUs that are unhealthy only
     because of a cordon: what runs on them goes on. properties: what else is known of each GPU, for selectors: see
-    `gigaslice.cluster.inventory`.
+    `gigaslice.core.cluster.inventory`.
     """
 
     gpus: tuple[Gpu, ...]

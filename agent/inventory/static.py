@@ -26,9 +26,9 @@ from typing import TypeVar
 import yaml
 
 from agent.inventory.source import GpuEvent, Inventory, Vitals
-from gigaslice import units
-from gigaslice.errors import GigasliceError, InventoryError, TopologyTextError
-from gigaslice.model import Gpu, Topology, TopoMatrix, count_slices, parse_topo_matrix
+from gigaslice.core import units
+from gigaslice.core.errors import GigasliceError, InventoryError, TopologyTextError
+from gigaslice.core.model import Gpu, Topology, TopoMatrix, count_slices, parse_topo_matrix
 from gigaslice.runtime.files import read_file
 
 __all__ = ["StaticSource", "parse_inventory"]

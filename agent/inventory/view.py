@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from agent.inventory.holder import GpusNow
 from agent.inventory.source import Inventory
-from gigaslice.model import Gpu
+from gigaslice.core.model import Gpu
 
 __all__ = ["InventoryView"]
 

@@ -15,9 +15,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
-from gigaslice.deviceplugin.device_id import whole_gpu_device_id
-from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
-from gigaslice.kube.json_text import read_json
+from gigaslice.core.deviceplugin.device_id import whole_gpu_device_id
+from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
+from gigaslice.core.kube.json_text import read_json
 from vcuda import contract
 
 __all__ = ["CHECKPOINT", "KeptResponses", "parse"]

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 
 from agent.kubelet.pb import podresources_v1_pb2 as podresources
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.deviceplugin.device_id import whole_gpu_device_id
-from gigaslice.deviceplugin.lifetime import Listed, ListedPod, PodListing
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.deviceplugin.device_id import whole_gpu_device_id
+from gigaslice.core.deviceplugin.lifetime import Listed, ListedPod, PodListing
 
 __all__ = ["Settling", "containers_of", "gathered", "listed_pods"]
 

@@ -19,9 +19,9 @@ import grpc
 from agent.kubelet import listing
 from agent.kubelet.pb import podresources_v1_pb2 as api
 from agent.kubelet.pb import podresources_v1_pb2_grpc as rpc
-from gigaslice.deviceplugin.lifetime import ListedPod
-from gigaslice.deviceplugin.reconcile import Listed, PodListing
-from gigaslice.errors import KubeletError
+from gigaslice.core.deviceplugin.lifetime import ListedPod
+from gigaslice.core.deviceplugin.reconcile import Listed, PodListing
+from gigaslice.core.errors import KubeletError
 from gigaslice.runtime.yielding import with_breaks
 
 __all__ = ["PodResources", "PodResourcesClient"]

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from agent.ledgers.usage import Reading
-from gigaslice.allocation.table import Allocation
+from gigaslice.core.allocation.table import Allocation
 from vcuda import ProcessUsage, ShareUsage, TimeSliceUsage
 
 __all__ = ["Ceiling", "RecentLimits", "believed", "believed_flying", "believed_time_slices", "ceiling"]

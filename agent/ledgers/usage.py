@@ -14,7 +14,7 @@ from pathlib import Path
 
 import vcuda
 from agent.ledgers.undeclared import undeclared_bytes
-from gigaslice.allocation.table import Allocation
+from gigaslice.core.allocation.table import Allocation
 from vcuda import contract
 
 __all__ = ["Reading", "publish_undeclared", "read", "unreadable"]

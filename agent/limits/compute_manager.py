@@ -23,9 +23,9 @@ from pathlib import Path
 import vcuda
 from agent.ledgers.trust import believed_flying
 from agent.persistence.store import Store
-from gigaslice.allocation.table import Allocation, AllocationTable
-from gigaslice.limits.compute_arbiter import ComputeAllowance, ComputeArbiter, ComputeSample
-from gigaslice.model import PRIORITIES
+from gigaslice.core.allocation.table import Allocation, AllocationTable
+from gigaslice.core.limits.compute_arbiter import ComputeAllowance, ComputeArbiter, ComputeSample
+from gigaslice.core.model import PRIORITIES
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of

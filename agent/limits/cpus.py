@@ -18,7 +18,7 @@ from agent.accounting.cgroups import parse
 from agent.inventory.source import Inventory
 from agent.inventory.sysfs import SYSFS, node_cpus
 from agent.persistence.store import Store
-from gigaslice.allocation.table import Allocation
+from gigaslice.core.allocation.table import Allocation
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.yielding import with_breaks
 

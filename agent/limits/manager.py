@@ -17,12 +17,19 @@ from agent.apiserver import Cluster
 from agent.apiserver.consumer_pods import ConsumerPods
 from agent.inventory.source import Inventory
 from agent.persistence.store import Store
-from gigaslice import units
-from gigaslice.allocation.consumer import Consumer
-from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable
-from gigaslice.errors import GigasliceError
-from gigaslice.limits import live_limits
-from gigaslice.model import AnnotationRights, ContainerKind, Pod, RequestOptions, SliceUnit, parse_options
+from gigaslice.core import units
+from gigaslice.core.allocation.consumer import Consumer
+from gigaslice.core.allocation.table import Allocation, AllocationOptions, AllocationTable
+from gigaslice.core.errors import GigasliceError
+from gigaslice.core.limits import live_limits
+from gigaslice.core.model import (
+    AnnotationRights,
+    ContainerKind,
+    Pod,
+    RequestOptions,
+    SliceUnit,
+    parse_options,
+)
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 

@@ -21,10 +21,10 @@ from agent.inventory.page_faults import read as read_paging
 from agent.inventory.source import Inventory
 from agent.ledgers.trust import believed_time_slices
 from agent.persistence.store import Store
-from gigaslice.allocation.host_memory import real_part
-from gigaslice.allocation.table import Allocation
-from gigaslice.limits.time_slicing import TimeSlicer, TimeSliceSample
-from gigaslice.model import Gpu
+from gigaslice.core.allocation.host_memory import real_part
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.limits.time_slicing import TimeSlicer, TimeSliceSample
+from gigaslice.core.model import Gpu
 from gigaslice.runtime.logs import get_logger
 from vcuda import contract
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.persistence.codec import Codec
-from gigaslice.allocation.table import AllocationTable
-from gigaslice.errors import CheckpointError, CheckpointVersionError, MissingError, StorageError
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.errors import CheckpointError, CheckpointVersionError, MissingError, StorageError
 from gigaslice.runtime.files import open_file, os_errors_as, read_file, remedy
 
 __all__ = ["CheckpointFile", "Loaded"]

@@ -16,11 +16,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from gigaslice.allocation.consumer import ContainerRef, Origin
-from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable, Hold, LiveLimit
-from gigaslice.errors import CheckpointError, CheckpointVersionError
-from gigaslice.kube.json_text import read_json
-from gigaslice.model import DEFAULT_PRIORITY, PRIORITIES
+from gigaslice.core.allocation.consumer import ContainerRef, Origin
+from gigaslice.core.allocation.table import Allocation, AllocationOptions, AllocationTable, Hold, LiveLimit
+from gigaslice.core.errors import CheckpointError, CheckpointVersionError
+from gigaslice.core.kube.json_text import read_json
+from gigaslice.core.model import DEFAULT_PRIORITY, PRIORITIES
 
 __all__ = ["VERSION", "Codec", "OriginRecords"]
 

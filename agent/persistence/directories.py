@@ -31,10 +31,10 @@ from agent.ledgers.open_ledgers import OpenLedgers
 from agent.ledgers.trust import RecentLimits
 from agent.persistence.codec import Codec
 from agent.persistence.ledger_files import LedgerFiles, ledger_path
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.allocation.table import Allocation
-from gigaslice.errors import CheckpointError, CheckpointVersionError, StorageError
-from gigaslice.kube.json_text import read_json
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.errors import CheckpointError, CheckpointVersionError, StorageError
+from gigaslice.core.kube.json_text import read_json
 from gigaslice.runtime.files import open_file, read_file, remedy
 from vcuda import contract
 

@@ -11,8 +11,8 @@ import asyncio
 import time
 
 from agent.persistence.store import Store
-from gigaslice.allocation.table import AllocationTable
-from gigaslice.errors import GigasliceError
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.errors import GigasliceError
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.wakeup import Alarm

@@ -13,7 +13,7 @@ import os
 import stat
 from pathlib import Path
 
-from gigaslice.errors import LockedError, MissingError, StorageError
+from gigaslice.core.errors import LockedError, MissingError, StorageError
 
 __all__ = ["LockFile"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from agent.persistence.codec import Codec
-from gigaslice.allocation.table import Allocation, AllocationTable
+from gigaslice.core.allocation.table import Allocation, AllocationTable
 
 __all__ = ["Recovery", "recover"]
 

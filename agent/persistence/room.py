@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gigaslice import units
-from gigaslice.errors import StorageError
+from gigaslice.core import units
+from gigaslice.core.errors import StorageError
 from gigaslice.runtime.files import remedy
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.wakeup import Alarm

@@ -26,8 +26,8 @@ from agent.persistence.codec import Codec
 from agent.persistence.directories import AllocationDirs
 from agent.persistence.lock import LockFile
 from agent.persistence.recovery import recover
-from gigaslice.allocation.table import Allocation, AllocationTable
-from gigaslice.errors import MissingError, StorageError
+from gigaslice.core.allocation.table import Allocation, AllocationTable
+from gigaslice.core.errors import MissingError, StorageError
 from gigaslice.runtime.files import is_directory, remedy
 from gigaslice.runtime.logs import get_logger
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from agent.providers.container_edits import ContainerEdits
-from gigaslice.errors import GigasliceError
+from gigaslice.core.errors import GigasliceError
 
 __all__ = ["Device", "DevicePluginResource", "NotYetError", "RefusedError"]
 

@@ -17,9 +17,9 @@ from agent.inventory.nvml import NvmlSource
 from agent.inventory.source import Inventory, Source
 from agent.inventory.static import StaticSource
 from agent.roles.gpu_wait import GpuWait, read_bus, scan_in_thread
-from gigaslice import units
-from gigaslice.errors import ConfigError, GigasliceError, MissingError
-from gigaslice.model import Lending
+from gigaslice.core import units
+from gigaslice.core.errors import ConfigError, GigasliceError, MissingError
+from gigaslice.core.model import Lending
 
 __all__ = ["check_list_fits", "check_types", "find", "scan_again", "scan_once"]
 

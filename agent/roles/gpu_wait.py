@@ -23,7 +23,7 @@ from typing import Generic, TypeVar
 from agent.config import Config
 from agent.inventory import sysfs
 from agent.telemetry.metrics import values_of
-from gigaslice.errors import MissingError
+from gigaslice.core.errors import MissingError
 from gigaslice.runtime.http_server import endpoints
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger

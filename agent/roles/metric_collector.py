@@ -18,8 +18,8 @@ from agent.persistence.room import Room
 from agent.persistence.store import Store
 from agent.telemetry.counters import Counters
 from agent.telemetry.metrics import values_of
-from gigaslice.allocation.consumer import common_names
-from gigaslice.allocation.table import Allocation
+from gigaslice.core.allocation.consumer import common_names
+from gigaslice.core.allocation.table import Allocation
 from gigaslice.runtime.metrics import Values
 
 __all__ = ["MetricCollector"]

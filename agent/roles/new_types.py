@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection
 
 from agent.inventory.holder import GpusNow
-from gigaslice.model import ResourceTypes
+from gigaslice.core.model import ResourceTypes
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 

@@ -24,7 +24,7 @@ from agent.persistence.store import Store
 from agent.roles import discovery
 from agent.roles.node_parts import build
 from agent.roles.standby import Standby
-from gigaslice.errors import GigasliceError, LockedError
+from gigaslice.core.errors import GigasliceError, LockedError
 from gigaslice.runtime import logs
 from gigaslice.runtime.heap import limit_arenas
 from gigaslice.runtime.role_start import set_at_signals, start_log

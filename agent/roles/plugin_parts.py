@@ -1,7 +1,7 @@
 """The parts of a node agent that speak the kubelet's device-plugin API: built here, decided nowhere.
 
-What is here, `agent.deviceplugin`, `agent.kubelet`, `agent.front` and `gigaslice.deviceplugin` belong together, and
-nothing else of the agent knows of device IDs.
+What is here, `agent.deviceplugin`, `agent.kubelet`, `agent.front` and `gigaslice.core.deviceplugin` belong together,
+and nothing else of the agent knows of device IDs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from agent.inventory.view import InventoryView
 from agent.kubelet.kubelet_checkpoint import KeptResponses
 from agent.kubelet.podresources import PodResourcesClient
 from agent.persistence.store import Store
-from gigaslice import units
-from gigaslice.model import Gpu, SliceUnit
-from gigaslice.placement import Policy
+from gigaslice.core import units
+from gigaslice.core.model import Gpu, SliceUnit
+from gigaslice.core.placement import Policy
 
 __all__ = ["PluginBuilder", "PluginParts", "allocation_service"]
 

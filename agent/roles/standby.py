@@ -17,7 +17,7 @@ from agent.deviceplugin.link import Link
 from agent.front.channel import Kind
 from agent.persistence.store import Store
 from agent.telemetry.metrics import values_of
-from gigaslice.errors import LockedError
+from gigaslice.core.errors import LockedError
 from gigaslice.runtime.http_server import endpoints
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.metrics import Values

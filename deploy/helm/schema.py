@@ -20,15 +20,15 @@ from typing import Any
 import yaml
 
 from agent import config
-from gigaslice import units
-from gigaslice.controller import config as controller
-from gigaslice.controller.page_hosts import host_names
-from gigaslice.dataset.source_spec import KINDS
-from gigaslice.dataset_node import settings as dataset
-from gigaslice.model.annotation_rights import AnnotationRights, annotation_rights
+from gigaslice.core import units
+from gigaslice.core.dataset.source_spec import KINDS
+from gigaslice.core.model.annotation_rights import AnnotationRights, annotation_rights
+from gigaslice.roles.controller import config as controller
+from gigaslice.roles.controller.page_hosts import host_names
+from gigaslice.roles.dataset_node import settings as dataset
+from gigaslice.roles.scheduler import settings as scheduler
 from gigaslice.runtime import setting_values as values
 from gigaslice.runtime.settings import CONFIG_VARIABLE, ENV_PREFIX, Setting, Settings, table
-from gigaslice.scheduler import settings as scheduler
 
 CHART = Path(__file__).resolve().parent / "gigaslice"
 FILE = CHART / "values.schema.json"

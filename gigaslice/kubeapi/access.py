@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from gigaslice.errors import ConfigError
+from gigaslice.core.errors import ConfigError
 
 __all__ = ["SERVICE_ACCOUNT", "Access", "find_access"]
 

@@ -23,7 +23,7 @@ from urllib.parse import urlencode
 
 import orjson
 
-from gigaslice.kube.fields import text_at
+from gigaslice.core.kube.fields import text_at
 from gigaslice.kubeapi.access import Access
 from gigaslice.kubeapi.documents import read_document
 from gigaslice.kubeapi.failures import (

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gigaslice.cluster.demand import ClusterUnits, asks_for_gpus
-from gigaslice.cluster.names import GROUP, INVENTORY, RESOURCE_CLASSES, VERSION
-from gigaslice.cluster.node_record import NodeFacts
-from gigaslice.kube.decode import parse_pod, unread_pod
-from gigaslice.kube.fields import object_at, objects_at, text_at
-from gigaslice.model import DATASET_DRIVER, Pod, PodContainer
-from gigaslice.text import plain
+from gigaslice.core.cluster.demand import ClusterUnits, asks_for_gpus
+from gigaslice.core.cluster.names import GROUP, INVENTORY, RESOURCE_CLASSES, VERSION
+from gigaslice.core.cluster.node_record import NodeFacts
+from gigaslice.core.kube.decode import parse_pod, unread_pod
+from gigaslice.core.kube.fields import object_at, objects_at, text_at
+from gigaslice.core.model import DATASET_DRIVER, Pod, PodContainer
+from gigaslice.core.text import plain
 
 __all__ = [
     "CLASSES_PATH",

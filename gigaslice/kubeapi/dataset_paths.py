@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gigaslice.dataset.objects import DATASET_NODES, DATASETS, GROUP, VERSION
+from gigaslice.core.dataset.objects import DATASET_NODES, DATASETS, GROUP, VERSION
 from gigaslice.kubeapi.client import object_path
 
 __all__ = ["DATASETS_PATH", "DATASET_NODES_PATH", "dataset_path"]

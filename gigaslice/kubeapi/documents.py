@@ -1,7 +1,7 @@
 """JSON objects of the API server and its clients, whole or as they come. Pure.
 
 An informer reads the answers to its lists and watches by an `AnswerDecoder`. The one here decodes a page or a line at
-once, which is fastest; the readers of `gigaslice.kube.decode` take memory that does not depend on the server.
+once, which is fastest; the readers of `gigaslice.core.kube.decode` take memory that does not depend on the server.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import orjson
 
-from gigaslice.kube.json_text import read_json
-from gigaslice.kube.object_reader import Document
+from gigaslice.core.kube.json_text import read_json
+from gigaslice.core.kube.object_reader import Document
 
 __all__ = ["WHOLE", "AnswerDecoder", "DocumentReader", "read_document"]
 

@@ -1,8 +1,8 @@
 """Events on any object of the cluster, as `kubectl describe` shows them: counted when repeated, never a flood.
 
-What is due is decided by `gigaslice.kube.event.Throttle`. Sending is a task of its own, so that no caller waits for the
-API server. An event that cannot be sent is dropped after a few attempts: events are for people, and nothing depends on
-them.
+What is due is decided by `gigaslice.core.kube.event.Throttle`. Sending is a task of its own, so that no caller waits
+for the API server. An event that cannot be sent is dropped after a few attempts: events are for people, and nothing
+depends on them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gigaslice.kube.event import Regarding, Throttle, event_document, event_name, event_text, remember
+from gigaslice.core.kube.event import Regarding, Throttle, event_document, event_name, event_text, remember
+from gigaslice.core.text import plain
 from gigaslice.kubeapi.client import CONFLICT, MERGE_PATCH, KubeClient
 from gigaslice.kubeapi.failures import NOT_FOUND, TOO_MANY, ApiFailure, NameFailure, object_path
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
-from gigaslice.text import plain
 
 __all__ = ["CLUSTER_RATES", "NODE_RATES", "EventRates", "EventRecorder"]
 

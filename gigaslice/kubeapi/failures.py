@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from gigaslice.errors import GigasliceError
-from gigaslice.text import whole_characters
+from gigaslice.core.errors import GigasliceError
+from gigaslice.core.text import whole_characters
 
 __all__ = [
     "CONFLICT",

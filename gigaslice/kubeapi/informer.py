@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from gigaslice.errors import GigasliceError
-from gigaslice.kube.object_reader import Document
-from gigaslice.kube.weight import WeighedDict
+from gigaslice.core.errors import GigasliceError
+from gigaslice.core.kube.object_reader import Document
+from gigaslice.core.kube.weight import WeighedDict
 from gigaslice.kubeapi.client import GONE, NOT_FOUND, ApiFailure, KubeClient
 from gigaslice.kubeapi.documents import WHOLE, AnswerDecoder
 from gigaslice.runtime.log_once import LogOnce

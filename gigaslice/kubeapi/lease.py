@@ -22,7 +22,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-from gigaslice.kube.fields import object_at, text_at
+from gigaslice.core.kube.fields import object_at, text_at
 from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, KubeAnswer, KubeClient, object_path
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger

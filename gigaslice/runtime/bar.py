@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 
-from gigaslice.text import plain
+from gigaslice.core.text import plain
 
 __all__ = ["Bar"]
 

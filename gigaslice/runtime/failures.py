@@ -18,7 +18,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from gigaslice.text import plain
+from gigaslice.core.text import plain
 
 __all__ = ["catch_all", "describe_exception", "mask_credentials"]
 

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from gigaslice.errors import GigasliceError, StorageError
+from gigaslice.core.errors import GigasliceError, StorageError
 
 __all__ = ["is_directory", "open_file", "os_errors_as", "read_file", "remedy", "replace_file"]
 

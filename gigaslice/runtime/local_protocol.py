@@ -28,10 +28,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gigaslice.errors import ConfigError, ControlError, MissingError
-from gigaslice.kube.json_text import read_json
+from gigaslice.core.errors import ConfigError, ControlError, MissingError
+from gigaslice.core.kube.json_text import read_json
+from gigaslice.core.text import plain
 from gigaslice.runtime.files import remedy
-from gigaslice.text import plain
 
 __all__ = [
     "MOST_LINE_BYTES",

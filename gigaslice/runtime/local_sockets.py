@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gigaslice.errors import GigasliceError, InputError
+from gigaslice.core.errors import GigasliceError, InputError
+from gigaslice.core.text import plain
 from gigaslice.runtime.local_protocol import (
     MOST_LINE_BYTES,
     NOT_A_MESSAGE,
@@ -24,7 +25,6 @@ from gigaslice.runtime.local_protocol import (
 )
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.time_limit import within
-from gigaslice.text import plain
 
 __all__ = ["Answer", "LineConnection", "LineServer"]
 

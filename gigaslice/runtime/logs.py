@@ -14,10 +14,10 @@ import sys
 import time
 from typing import Any
 
+from gigaslice.core.text import plain
 from gigaslice.runtime.failures import describe_exception, mask_credentials
 from gigaslice.runtime.log_flood import Flood, subject
 from gigaslice.runtime.structlog_lean import structlog
-from gigaslice.text import plain
 
 __all__ = ["chosen", "get_logger", "internal_error", "set_up"]
 

@@ -21,7 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics import MetricWrapperBase
 
-from gigaslice.text import plain
+from gigaslice.core.text import plain
 
 __all__ = ["Exposition", "Row", "Value", "Values"]
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from gigaslice.errors import ConfigError
+from gigaslice.core.errors import ConfigError
 from gigaslice.runtime.files import read_file
 
 __all__ = [

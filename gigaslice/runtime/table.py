@@ -1,7 +1,7 @@
 """Tables of plain text for people: one line a row, columns side by side, no borders.
 
 Used by every command that prints a table. Cells are printed as they are: text of others is made harmless before
-(`gigaslice.text.plain`). Nothing is wrapped; a cell that is longer than its column may be ends in "…".
+(`gigaslice.core.text.plain`). Nothing is wrapped; a cell that is longer than its column may be ends in "…".
 """
 
 from __future__ import annotations

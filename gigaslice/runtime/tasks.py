@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from gigaslice.errors import MissingError
+from gigaslice.core.errors import MissingError
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["LEAVE_SECONDS", "TERMINATION_SECONDS", "all_of", "lasting", "leave_within", "run_together"]

@@ -13,7 +13,7 @@
  * Everything errs to the side of having less. The file is the container's own, so absurd numbers only have to be
  * harmless: a debt has a largest size, and a clock that jumped back starts again.
  * Uses no clock, no GPU. Tests: tests/unit/native/test_bucket.py and test_window.py,
- * tests/unit/gigaslice/limits/test_compute_shares.py. */
+ * tests/unit/gigaslice/core/limits/test_compute_shares.py. */
 #include "shm.h"
 
 static uint64_t load(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }

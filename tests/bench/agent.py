@@ -42,11 +42,11 @@ from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.kubelet.pb import podresources_v1_pb2 as podresources
 from agent.persistence.store import Store
-from gigaslice.deviceplugin.device_id import gpu_device_ids
-from gigaslice.deviceplugin.lifetime import ListedPod
-from gigaslice.deviceplugin.origin import plugin
-from gigaslice.kube.decode import parse_pod
-from gigaslice.placement import Policy
+from gigaslice.core.deviceplugin.device_id import gpu_device_ids
+from gigaslice.core.deviceplugin.lifetime import ListedPod
+from gigaslice.core.deviceplugin.origin import plugin
+from gigaslice.core.kube.decode import parse_pod
+from gigaslice.core.placement import Policy
 from gigaslice.runtime import logs
 from tests.bench import echo
 from tests.fakes.cluster import MemoryCluster

@@ -18,14 +18,14 @@ from time import process_time
 import orjson
 import pytest
 
-from gigaslice.classes.resource_class import ResourceClass
-from gigaslice.classes.selector import parse_selector
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.demand import PodDemand
-from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
-from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, GPU_RESOURCE, MEMORY_RESOURCE
-from gigaslice.cluster.state import ClusterState, NodeFacts
-from gigaslice.model import Gpu, LinkLevel, Pod, PodContainer, Share, Topology
+from gigaslice.core.classes.resource_class import ResourceClass
+from gigaslice.core.classes.selector import parse_selector
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.demand import PodDemand
+from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.core.cluster.names import ASSIGNMENT, CLASS_PREFIX, GPU_RESOURCE, MEMORY_RESOURCE
+from gigaslice.core.cluster.state import ClusterState, NodeFacts
+from gigaslice.core.model import Gpu, LinkLevel, Pod, PodContainer, Share, Topology
 
 NODES, GPUS, PODS = 5000, 8, 50_000
 SCORED = 32  # names in a reply to prioritize

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
-from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
-from gigaslice.cluster.state import ClusterState, NodeFacts
-from gigaslice.model import Gpu, LinkLevel, Occupant, Pod, PodContainer, Share, Topology
-from gigaslice.views.collect import picture
-from gigaslice.views.explain import PodSituation, explain
-from gigaslice.views.page import PageQuery, render
+from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.core.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
+from gigaslice.core.cluster.state import ClusterState, NodeFacts
+from gigaslice.core.model import Gpu, LinkLevel, Occupant, Pod, PodContainer, Share, Topology
+from gigaslice.core.views.collect import picture
+from gigaslice.core.views.explain import PodSituation, explain
+from gigaslice.core.views.page import PageQuery, render
 
 NODES, GPUS, SLICES, GIB = 5000, 8, 80, 1 << 30
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from gigaslice.model import Gpu, LinkLevel, NodeState, Placement, Request, Topology
-from gigaslice.placement import Policy, pairs, place
+from gigaslice.core.model import Gpu, LinkLevel, NodeState, Placement, Request, Topology
+from gigaslice.core.placement import Policy, pairs, place
 
 SLICES, GIB = 141, 1 << 30
 

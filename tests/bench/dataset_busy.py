@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gigaslice.dataset.image import plan
+from gigaslice.core.dataset.image import plan
 from tests.bench.dataset_image import as_image, listed, make_source
 from tests.bench.dataset_reading import in_turns, make_ext4, mounted, shuffled
 from tests.bench.scratch import load, own_mounts, scratch, spread

@@ -1,9 +1,9 @@
 """Nodes with GPUs and dataset caches, and the choice between them: the model of `dataset_simulation`.
 
-What is deleted and what a node's datasets are worth is the product's own code (`gigaslice.dataset`). A GPU is whole, a
-job runs on one node, and the oldest waiting job holds back the others. A node fetches one dataset after another at one
-rate. A job holds its GPUs while it waits for its datasets. One that finds no room in the cache, as all else there is in
-use, is read past the cache: its bytes are fetched and not kept.
+What is deleted and what a node's datasets are worth is the product's own code (`gigaslice.core.dataset`). A GPU is
+whole, a job runs on one node, and the oldest waiting job holds back the others. A node fetches one dataset after
+another at one rate. A job holds its GPUs while it waits for its datasets. One that finds no room in the cache, as all
+else there is in use, is read past the cache: its bytes are fetched and not kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gigaslice.dataset.affinity import (
+from gigaslice.core.dataset.affinity import (
     HeldDataset,
     NodeDatasets,
     RequestedDataset,
@@ -22,7 +22,7 @@ from gigaslice.dataset.affinity import (
     paper_score,
     weighed,
 )
-from gigaslice.dataset.eviction import EvictionCandidate, to_evict
+from gigaslice.core.dataset.eviction import EvictionCandidate, to_evict
 from tests.bench.dataset_workload import Job, Workload
 
 __all__ = ["Cluster", "Copy", "Node", "Policy"]

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gigaslice.dataset.image import plan
-from gigaslice.dataset_node.mounts.linux import LinuxMounts
-from gigaslice.dataset_node.store import (
+from gigaslice.core.dataset.image import plan
+from gigaslice.roles.dataset_node.mounts.linux import LinuxMounts
+from gigaslice.roles.dataset_node.store import (
     Budget,
     DatasetMetadata,
     DatasetStore,

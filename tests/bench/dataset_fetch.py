@@ -20,14 +20,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from gigaslice.dataset.image import plan
-from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
-from gigaslice.dataset_node.packing.make import make_pack
-from gigaslice.dataset_node.sources.opening import OpenedSource, open_source
-from gigaslice.dataset_node.sources.posix import PosixSource
-from gigaslice.dataset_node.sources.protocol import DataSource
+from gigaslice.core.dataset.image import plan
+from gigaslice.core.dataset.source_spec import SourceSpec
+from gigaslice.roles.dataset_node.fetching.engine import fetch
+from gigaslice.roles.dataset_node.fetching.fetch_limits import FetchLimits
+from gigaslice.roles.dataset_node.packing.make import make_pack
+from gigaslice.roles.dataset_node.sources.opening import OpenedSource, open_source
+from gigaslice.roles.dataset_node.sources.posix import PosixSource
+from gigaslice.roles.dataset_node.sources.protocol import DataSource
 from tests.bench.scratch import load, scratch, spread
 from tests.bench.svg import columns
 from tests.fakes.dataset_layout import PartFiles

@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gigaslice.dataset.digest import hasher
-from gigaslice.dataset.image import ImagePlan, plan
-from gigaslice.dataset.listing import Listing
-from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
-from gigaslice.dataset_node.sources.posix import PosixSource
-from gigaslice.dataset_node.store import PartialImage, digest_of
+from gigaslice.core.dataset.digest import hasher
+from gigaslice.core.dataset.image import ImagePlan, plan
+from gigaslice.core.dataset.listing import Listing
+from gigaslice.roles.dataset_node.fetching.engine import fetch
+from gigaslice.roles.dataset_node.fetching.fetch_limits import FetchLimits
+from gigaslice.roles.dataset_node.sources.posix import PosixSource
+from gigaslice.roles.dataset_node.store import PartialImage, digest_of
 from tests.bench.scratch import scratch
 
 _PER_DIRECTORY = 500

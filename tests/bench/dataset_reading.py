@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from gigaslice.dataset.image import plan
-from gigaslice.dataset_node.mounts.linux import LinuxMounts
+from gigaslice.core.dataset.image import plan
+from gigaslice.roles.dataset_node.mounts.linux import LinuxMounts
 from tests.bench.dataset_fetch import DELAY, SIZE, make_tree
 from tests.bench.dataset_image import as_image, listed
 from tests.bench.scratch import load, own_mounts, scratch, spread

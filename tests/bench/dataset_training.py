@@ -29,8 +29,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from gigaslice.dataset.image import plan
-from gigaslice.dataset_node.mounts.linux import LinuxMounts
+from gigaslice.core.dataset.image import plan
+from gigaslice.roles.dataset_node.mounts.linux import LinuxMounts
 from tests.bench.dataset_fetch import make_tree
 from tests.bench.dataset_image import as_image, listed
 from tests.bench.dataset_reading import read_all

@@ -29,9 +29,9 @@ import aiohttp
 import orjson
 import psutil
 
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.model import Share
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.names import ASSIGNMENT
+from gigaslice.core.model import Share
 from tests.fakes.kubeapi import ApiServer
 from tests.integration.cluster.simulated_cluster import node, pod
 

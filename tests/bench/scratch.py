@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from gigaslice.dataset_node.mounts.linux import LinuxMounts
+from gigaslice.roles.dataset_node.mounts.linux import LinuxMounts
 
 __all__ = ["load", "own_mounts", "percentile", "scratch", "spread"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
-from gigaslice.model import LinkLevel, NodeState
+from gigaslice.core.model import LinkLevel, NodeState
 from tests.bench.simulation_policies import Chosen, FirstFit, Gigaslice, Hami, NodeSums, Scheduler
 from tests.bench.simulation_traces import TRACES, Job, Trace, trace
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.demand import PodDemand
-from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
-from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
-from gigaslice.cluster.state import ClusterState, NodeFacts
-from gigaslice.model import NodeState, Placement, Pod, PodContainer, Request
-from gigaslice.placement import place
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.demand import PodDemand
+from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.core.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
+from gigaslice.core.cluster.state import ClusterState, NodeFacts
+from gigaslice.core.model import NodeState, Placement, Pod, PodContainer, Request
+from gigaslice.core.placement import place
 from tests.bench.simulation_traces import Job
 
 Chosen = tuple[str, tuple[int, ...]]

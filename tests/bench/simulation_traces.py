@@ -16,7 +16,7 @@ import random
 from dataclasses import dataclass
 from math import log
 
-from gigaslice.model import Gpu, LinkLevel, NodeState, Topology
+from gigaslice.core.model import Gpu, LinkLevel, NodeState, Topology
 
 GIB = 1 << 30
 

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gigaslice.dataset.request import Check
-from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.node_io import node_io
-from gigaslice.dataset_node.service import ClusterConnections, DatasetService
-from gigaslice.dataset_node.settings import DatasetSettings
-from gigaslice.dataset_node.sources.opening import OpenedSource
-from gigaslice.dataset_node.tasks.protocols import ResolvedDataset
+from gigaslice.core.dataset.request import Check
+from gigaslice.core.dataset.source_spec import SourceSpec
+from gigaslice.roles.dataset_node.node_io import node_io
+from gigaslice.roles.dataset_node.service import ClusterConnections, DatasetService
+from gigaslice.roles.dataset_node.settings import DatasetSettings
+from gigaslice.roles.dataset_node.sources.opening import OpenedSource
+from gigaslice.roles.dataset_node.tasks.protocols import ResolvedDataset
 from gigaslice.runtime import logs, settings
 from tests.fakes.dataset_sources import Slow
 

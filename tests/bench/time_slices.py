@@ -25,9 +25,9 @@ from agent.deviceplugin.records import CODEC
 from agent.inventory.source import Inventory
 from agent.limits.time_slice_manager import TimeSliceManager
 from agent.persistence.store import Store
-from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable
-from gigaslice.deviceplugin.origin import GpuTokens
-from gigaslice.model import Gpu, Topology
+from gigaslice.core.allocation.table import Allocation, AllocationOptions, AllocationTable
+from gigaslice.core.deviceplugin.origin import GpuTokens
+from gigaslice.core.model import Gpu, Topology
 from tests.bench.svg import bars
 from tests.fakedriver.env import driver_env
 from tests.fakes.nodes import of_tokens

@@ -10,10 +10,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from gigaslice.views.cluster_picture import ClusterPicture, HolderView, NodeView
-from gigaslice.views.page import HEADERS, PageQuery, render
+from gigaslice.core.views.cluster_picture import ClusterPicture, HolderView, NodeView
+from gigaslice.core.views.page import HEADERS, PageQuery, render
 from tests.browser.driver import Browser, browser, missing
-from tests.unit.gigaslice.views.pictures import cluster, gpu
+from tests.unit.gigaslice.core.views.pictures import cluster, gpu
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 EVIL = "<img src=x onerror='window.hurt=1'><script>window.hurt=1</script>\"'&"

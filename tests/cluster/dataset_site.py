@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gigaslice.dataset_node.mounts.linux import LinuxMounts
+from gigaslice.roles.dataset_node.mounts.linux import LinuxMounts
 from tests.fakedriver.env import driver_env
 
 ROOT = Path(__file__).resolve().parents[2]

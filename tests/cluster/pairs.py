@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.names import ASSIGNMENT
 from tests.cluster import roles
 from tests.cluster.control_plane import ControlPlane, Refused, free_port, until
 from tests.integration.cluster import simulated_cluster

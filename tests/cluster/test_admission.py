@@ -15,8 +15,8 @@ import yaml
 
 from tests.cluster.control_plane import Api, ControlPlane, Refused, free_port, path_of, until
 from tests.unit.docs.test_cluster_page import EXAMPLES
-from tests.unit.gigaslice.controller.crd_schema import definition
-from tests.unit.gigaslice.webhook.pods import inventory
+from tests.unit.gigaslice.roles.controller.crd_schema import definition
+from tests.unit.gigaslice.roles.webhook.pods import inventory
 from tests.unit.manifests.test_chart import ROOT, listed
 
 NAMESPACE = "gigaslice"
@@ -113,7 +113,7 @@ def limits_of(document: Document, field: str = "containers", number: int = 0) ->
     ({"gigaslice.io/vgpu-memory": 8}, {"gigaslice.io/vgpu-memory": "8"}),
 ])  # fmt: skip
 def test_the_unit_of_a_class_and_the_scheduler_are_added(installed, limits, units):
-    """As the webhook does it: tests/unit/gigaslice/webhook/test_decisions.py has the same rows."""
+    """As the webhook does it: tests/unit/gigaslice/roles/webhook/test_decisions.py has the same rows."""
     found = installed.admin.post(PODS, pod(limits))
     assert limits_of(found) == units and found["spec"]["schedulerName"] == "gigaslice-scheduler"
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gigaslice.classes.resource_class import MANAGED_BY, MANAGER
+from gigaslice.core.classes.resource_class import MANAGED_BY, MANAGER
 from tests.cluster import roles
 from tests.cluster.control_plane import Api, ControlPlane, Refused, until
 from tests.integration.cluster.test_controller import node
-from tests.unit.gigaslice.controller.crd_schema import mistakes
+from tests.unit.gigaslice.roles.controller.crd_schema import mistakes
 
 CLASSES, GPUS = "/apis/gigaslice.io/v1alpha1/resourceclasses", "/apis/gigaslice.io/v1alpha1/extendedresources"
 NAMESPACE = "controller-test"

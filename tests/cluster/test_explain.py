@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from agent.cli import main
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.names import ASSIGNMENT, INVENTORY
-from gigaslice.model import Share
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.names import ASSIGNMENT, INVENTORY
+from gigaslice.core.model import Share
 from tests.cluster import roles
 from tests.cluster.control_plane import ControlPlane
-from tests.unit.gigaslice.cluster.clusters import facts, inventory_gpu, uuid
+from tests.unit.gigaslice.core.cluster.clusters import facts, inventory_gpu, uuid
 
 NAMESPACE = "explain-test"
 NODES = ("explain-a", "explain-b")

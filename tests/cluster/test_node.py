@@ -29,8 +29,8 @@ import pytest
 import yaml
 
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.names import ASSIGNMENT
 from tests.cluster import roles
 from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, free_port, until
 from tests.cluster.pairs import Pair

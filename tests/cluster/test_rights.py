@@ -20,9 +20,9 @@ import pytest
 
 from agent.apiserver.node_client import node_client
 from agent.apiserver.node_trial import UnboundedError, check_bounds
+from gigaslice.core.model.annotations import ANNOTATIONS
+from gigaslice.core.model.options import PREFIX
 from gigaslice.kubeapi.access import Access
-from gigaslice.model.annotations import ANNOTATIONS
-from gigaslice.model.options import PREFIX
 from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, until
 from tests.unit.manifests.test_chart import listed
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.names import ASSIGNMENT, INVENTORY
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.names import ASSIGNMENT, INVENTORY
 from tests.cluster import roles
 from tests.cluster.control_plane import ControlPlane, free_port, until
 from tests.integration.cluster import simulated_cluster as world

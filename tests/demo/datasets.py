@@ -16,15 +16,15 @@ import sys
 import time
 from pathlib import Path
 
-from gigaslice.dataset.image import plan
-from gigaslice.dataset.source_spec import SourceSpec, dataset_key
-from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
-from gigaslice.dataset_node.mounts import MountError
-from gigaslice.dataset_node.mounts.linux import LinuxMounts
-from gigaslice.dataset_node.sources.posix import PosixSource
-from gigaslice.dataset_node.store import Budget, DatasetMetadata, DatasetStore, Volume, VolumeSource
-from gigaslice.dataset_node.unpack import unpack_image
+from gigaslice.core.dataset.image import plan
+from gigaslice.core.dataset.source_spec import SourceSpec, dataset_key
+from gigaslice.roles.dataset_node.fetching.engine import fetch
+from gigaslice.roles.dataset_node.fetching.fetch_limits import FetchLimits
+from gigaslice.roles.dataset_node.mounts import MountError
+from gigaslice.roles.dataset_node.mounts.linux import LinuxMounts
+from gigaslice.roles.dataset_node.sources.posix import PosixSource
+from gigaslice.roles.dataset_node.store import Budget, DatasetMetadata, DatasetStore, Volume, VolumeSource
+from gigaslice.roles.dataset_node.unpack import unpack_image
 from tests.demo.machine import ROOT
 
 FILES, FILE_BYTES, LATENCY = 2000, 16 << 10, 0.001

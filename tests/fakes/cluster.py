@@ -6,7 +6,7 @@ import asyncio
 
 from agent.apiserver import Eviction
 from agent.apiserver.own_node import Publishing
-from gigaslice.model import Pod
+from gigaslice.core.model import Pod
 
 
 class MemoryCluster:

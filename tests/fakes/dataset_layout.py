@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from gigaslice.dataset.listing import EntryKind, Listing
+from gigaslice.core.dataset.listing import EntryKind, Listing
 
 GAP = b"\xa5" * 7
 

@@ -8,15 +8,15 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from gigaslice.dataset_node.dataset_objects import ClusterDatasets
-from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
-from gigaslice.dataset_node.node_io import NodeIo
-from gigaslice.dataset_node.service import ClusterConnections, DatasetService
-from gigaslice.dataset_node.settings import DatasetSettings
-from gigaslice.dataset_node.store import Volume
-from gigaslice.kube.reasons import EventReason
-from gigaslice.model import DATASET_DRIVER, CsiVolume, Pod, PodContainer
+from gigaslice.core.kube.reasons import EventReason
+from gigaslice.core.model import DATASET_DRIVER, CsiVolume, Pod, PodContainer
+from gigaslice.roles.dataset_node.dataset_objects import ClusterDatasets
+from gigaslice.roles.dataset_node.fetching.engine import fetch
+from gigaslice.roles.dataset_node.fetching.fetch_limits import FetchLimits
+from gigaslice.roles.dataset_node.node_io import NodeIo
+from gigaslice.roles.dataset_node.service import ClusterConnections, DatasetService
+from gigaslice.roles.dataset_node.settings import DatasetSettings
+from gigaslice.roles.dataset_node.store import Volume
 from gigaslice.runtime.settings import load
 from tests.fakes.dataset_objects import DatasetApi
 from tests.fakes.dataset_storage import MemoryStorage

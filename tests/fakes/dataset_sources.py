@@ -9,8 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from gigaslice.dataset.errors import SourceError
-from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
+from gigaslice.core.dataset.errors import SourceError
+from gigaslice.core.dataset.listing import Entry, EntryKind, Limits, Listing
 
 LIMITS = Limits()
 

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gigaslice.dataset.errors import SourceError
-from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
-from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.sources.credentials import Credentials
-from gigaslice.dataset_node.sources.opening import effective_spec
-from gigaslice.dataset_node.sources.readability import PROOF_THREAD
+from gigaslice.core.dataset.errors import SourceError
+from gigaslice.core.dataset.listing import Entry, EntryKind, Limits, Listing
+from gigaslice.core.dataset.source_spec import SourceSpec
+from gigaslice.roles.dataset_node.sources.credentials import Credentials
+from gigaslice.roles.dataset_node.sources.opening import effective_spec
+from gigaslice.roles.dataset_node.sources.readability import PROOF_THREAD
 
 __all__ = ["Bucket", "MemorySource", "MemoryStorage"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from gigaslice.dataset.digest import hasher
-from gigaslice.dataset.image import ImagePlan
-from gigaslice.dataset.listing import Entry, EntryKind, Listing
+from gigaslice.core.dataset.digest import hasher
+from gigaslice.core.dataset.image import ImagePlan
+from gigaslice.core.dataset.listing import Entry, EntryKind, Listing
 
 
 def content(path: bytes, size: int) -> bytes:

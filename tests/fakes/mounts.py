@@ -6,8 +6,8 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from gigaslice.dataset_node.mounts import MountEntry, MountError, top_at
-from gigaslice.dataset_node.mounts.linux import EMPTY_SOURCE
+from gigaslice.roles.dataset_node.mounts import MountEntry, MountError, top_at
+from gigaslice.roles.dataset_node.mounts.linux import EMPTY_SOURCE
 
 __all__ = ["MemoryMounts"]
 

@@ -12,13 +12,13 @@ from agent.deviceplugin.device_allocator import DeviceAllocator
 from agent.inventory.holder import GpusNow
 from agent.inventory.source import Inventory, Vitals
 from agent.persistence.store import Store
-from gigaslice import units
-from gigaslice.allocation.table import Allocation, Hold
-from gigaslice.deviceplugin.device_id import gpu_device_ids, whole_gpu_device_id
-from gigaslice.deviceplugin.lifetime import Listed, PodListing
-from gigaslice.deviceplugin.origin import DevicePluginOrigin, GpuTokens, with_tokens
-from gigaslice.model import AnnotationRights, Gpu, SliceUnit, Topology
-from gigaslice.placement import Policy
+from gigaslice.core import units
+from gigaslice.core.allocation.table import Allocation, Hold
+from gigaslice.core.deviceplugin.device_id import gpu_device_ids, whole_gpu_device_id
+from gigaslice.core.deviceplugin.lifetime import Listed, PodListing
+from gigaslice.core.deviceplugin.origin import DevicePluginOrigin, GpuTokens, with_tokens
+from gigaslice.core.model import AnnotationRights, Gpu, SliceUnit, Topology
+from gigaslice.core.placement import Policy
 
 GIB = 1 << 30
 LIBRARY = "libvcuda-0.1.0.so"

@@ -30,9 +30,9 @@ from agent.deviceplugin.start_allocation import StartAllocationResolver
 from agent.inventory.holder import InventoryHolder
 from agent.persistence.store import Store
 from agent.telemetry.counters import Counters
-from gigaslice.deviceplugin.lifetime import ListedPod, PodListing
-from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
-from gigaslice.errors import KubeletError
+from gigaslice.core.deviceplugin.lifetime import ListedPod, PodListing
+from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
+from gigaslice.core.errors import KubeletError
 
 
 class NoKubelet:

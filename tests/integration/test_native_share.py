@@ -1,8 +1,8 @@
 """Compute shares of real processes on the simulated GPU: every way to launch is limited, nothing else is disturbed.
 
 How exact a share is over ten seconds is printed by make bench and proven in simulated time
-(tests/unit/gigaslice/limits/test_compute_shares.py). Here the machine may be busy, so a limited program is only told
-from an unlimited one.
+(tests/unit/gigaslice/core/limits/test_compute_shares.py). Here the machine may be busy, so a limited program is only
+told from an unlimited one.
 """
 
 from __future__ import annotations

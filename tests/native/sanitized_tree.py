@@ -1,4 +1,4 @@
-"""Runs the tests of `gigaslice.dataset_node.sources._tree` with a build of it that has sanitizers.
+"""Runs the tests of `gigaslice.roles.dataset_node.sources._tree` with a build of it that has sanitizers.
 
     LD_PRELOAD=$(gcc -print-file-name=libasan.so) python -m tests.native.sanitized_tree EXTENSION
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-NAME = "gigaslice.dataset_node.sources._tree"
+NAME = "gigaslice.roles.dataset_node.sources._tree"
 TESTS = Path(__file__).parents[1] / "unit/gigaslice/dataset_node/sources"
 
 
@@ -26,7 +26,7 @@ def main(extension: str) -> int:
     spec.loader.exec_module(module)
     sys.modules[NAME] = module
     tests = [str(TESTS / name) for name in ("test_tree.py", "test_posix.py")]
-    from gigaslice.dataset_node.sources import posix
+    from gigaslice.roles.dataset_node.sources import posix
 
     assert posix.look_up is module.look_up, "the tests are of another build"
     result = pytest.main(["-n", "0", *tests])

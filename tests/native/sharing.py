@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gigaslice.limits.compute_arbiter import ComputeArbiter, ComputeSample
+from gigaslice.core.limits.compute_arbiter import ComputeArbiter, ComputeSample
 from tests.native.running import CLIENTS, GIB, LIBRARY, Place
 from vcuda.ledger import create_ledger, read_shares
 from vcuda.limits import GpuLimit, create_limits, set_allowed, set_credit

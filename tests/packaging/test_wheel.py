@@ -51,7 +51,7 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
         names = set(archive.namelist())
         assert archive.read("vcuda/_lib/libvcuda.so")[:4] == b"\x7fELF"
     assert {
-        "gigaslice/dataset_node/sources/_tree.abi3.so",
+        "gigaslice/roles/dataset_node/sources/_tree.abi3.so",
         "vcuda/_native.abi3.so",
         "vcuda/py.typed",
         "vcuda/probe.py",
@@ -74,7 +74,7 @@ def test_it_works_away_from_the_sources(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     code = (
-        "import vcuda, gigaslice.dataset_node.sources.posix; "
+        "import vcuda, gigaslice.roles.dataset_node.sources.posix; "
         "print(vcuda.__file__); print(vcuda.library_path()); print(vcuda.parse_size('8GiB'))"
     )
     result = subprocess.run(

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from agent.cli._shared import FAILED, OK, report
-from gigaslice.errors import ConfigError
+from gigaslice.core.errors import ConfigError
 
 HELP = "delete datasets of this node; what pods use is never deleted"
 DESCRIPTION = (

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.cli._shared import OK, report
-from gigaslice.errors import ConfigError
+from gigaslice.core.errors import ConfigError
+from gigaslice.core.text import plain
+from gigaslice.core.units import format_bytes
 from gigaslice.runtime import settings
 from gigaslice.runtime.bar import Bar
-from gigaslice.text import plain
-from gigaslice.units import format_bytes
 
 if TYPE_CHECKING:
-    from gigaslice.dataset.pack_manifest import PackManifest
-    from gigaslice.dataset_node.packing.pack_location import PackLocation
+    from gigaslice.core.dataset.pack_manifest import PackManifest
+    from gigaslice.roles.dataset_node.packing.pack_location import PackLocation
 
 HELP = "write the image of a dataset's files, with a manifest, for nodes to fetch in one piece"
 DESCRIPTION = (
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Packs, or checks a pack."""
-    from gigaslice.dataset_node.packing import check_pack, make_pack
+    from gigaslice.roles.dataset_node.packing import check_pack, make_pack
 
     source, pack = _locations(arguments)
     if arguments.check:
@@ -108,8 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _locations(arguments: argparse.Namespace) -> tuple[PackLocation, PackLocation | None]:
     """SRC and DST. Raises ConfigError with every mistake of the arguments."""
-    from gigaslice.dataset.errors import RequestError
-    from gigaslice.dataset_node.packing import locate
+    from gigaslice.core.dataset.errors import RequestError
+    from gigaslice.roles.dataset_node.packing import locate
 
     mistakes: list[str] = []
     if arguments.check and arguments.force:
@@ -154,7 +154,7 @@ def _path(text: str | None) -> Path | None:
 
 
 def _scratch(arguments: argparse.Namespace) -> Path:
-    from gigaslice.dataset_node.packing import SCRATCH
+    from gigaslice.roles.dataset_node.packing import SCRATCH
 
     return Path(arguments.scratch or settings.environment().get("TMPDIR") or SCRATCH)
 

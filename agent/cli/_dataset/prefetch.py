@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from agent.cli._cluster import add_target, cluster_target
 from agent.cli._shared import FAILED, OK, report
-from gigaslice.dataset.prefetch import IMAGE, RUN_LABEL, PrefetchPod, PrefetchState
-from gigaslice.errors import ConfigError
+from gigaslice.core.dataset.prefetch import IMAGE, RUN_LABEL, PrefetchPod, PrefetchState
+from gigaslice.core.errors import ConfigError
+from gigaslice.core.text import plain
 from gigaslice.runtime import setting_values as values
-from gigaslice.text import plain
 
 if TYPE_CHECKING:
     from agent.commands.prefetch_nodes import ChosenNodes, NodeChoice
@@ -149,7 +149,7 @@ def _print_pods(pod: PrefetchPod, nodes: ChosenNodes) -> None:
     """The pods on standard output; on standard error which nodes they are for, and what to do with them."""
     import yaml
 
-    from gigaslice.dataset.prefetch import pod_manifest
+    from gigaslice.core.dataset.prefetch import pod_manifest
 
     if not nodes.names:
         return

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from agent.apiserver.node_pods import node_pods
-from gigaslice.kube.object_reader import Document, ObjectReader
+from gigaslice.core.kube.object_reader import Document, ObjectReader
+from gigaslice.core.model import Pod
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.documents import DocumentReader
 from gigaslice.kubeapi.informer import Informer, _list_state
-from gigaslice.model import Pod
 
 __all__ = ["after_events", "documents_of", "listed"]
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import grpc
 
-from gigaslice.dataset_node.csi.pb import csi_v1_pb2 as csi
-from gigaslice.dataset_node.csi.pb import csi_v1_pb2_grpc as csi_rpc
-from gigaslice.dataset_node.csi.pb import pluginregistration_v1_pb2 as reg
-from gigaslice.dataset_node.csi.pb import pluginregistration_v1_pb2_grpc as reg_rpc
+from gigaslice.roles.dataset_node.csi.pb import csi_v1_pb2 as csi
+from gigaslice.roles.dataset_node.csi.pb import csi_v1_pb2_grpc as csi_rpc
+from gigaslice.roles.dataset_node.csi.pb import pluginregistration_v1_pb2 as reg
+from gigaslice.roles.dataset_node.csi.pb import pluginregistration_v1_pb2_grpc as reg_rpc
 
 __all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "CsiKubelet", "CsiPod", "CsiVolumeOfPod", "volume_handle"]
 

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 import vcuda
-from gigaslice.cluster.inventory import NodeInventory
-from gigaslice.cluster.names import INVENTORY
+from gigaslice.core.cluster.inventory import NodeInventory
+from gigaslice.core.cluster.names import INVENTORY
 from tests.fakedriver.env import driver_env
 from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, Pace, PodSpec, Runtime, Settings

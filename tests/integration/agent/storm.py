@@ -29,7 +29,7 @@ import vcuda
 from agent.deviceplugin.records import CODEC
 from agent.front.front import PATIENCE_SECONDS
 from agent.persistence.store import read_only
-from gigaslice.deviceplugin.origin import held
+from gigaslice.core.deviceplugin.origin import held
 from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubelet import FakeKubelet, Runtime
 from tests.fakes.kubelet.deployment import Deployment

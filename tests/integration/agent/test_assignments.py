@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.model import Share
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.names import ASSIGNMENT
+from gigaslice.core.model import Share
 from tests.fakes.nodes import GIB, uuid
 from tests.integration.agent.conftest import (
     PATIENCE,

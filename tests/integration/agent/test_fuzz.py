@@ -19,9 +19,9 @@ from agent.deviceplugin.records import CODEC
 from agent.inventory.holder import InventoryHolder
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.persistence.store import Store, read_only
-from gigaslice.deviceplugin.lifetime import ListedPod
-from gigaslice.deviceplugin.origin import held
-from gigaslice.kube.decode import parse_pod
+from gigaslice.core.deviceplugin.lifetime import ListedPod
+from gigaslice.core.deviceplugin.origin import held
+from gigaslice.core.kube.decode import parse_pod
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import all_device_ids, inventory

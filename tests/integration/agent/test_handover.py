@@ -18,7 +18,7 @@ from agent.deviceplugin.records import CODEC
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.persistence.store import read_only
-from gigaslice.deviceplugin.origin import plugin
+from gigaslice.core.deviceplugin.origin import plugin
 from tests.fakes.kubelet import ContainerSpec, PodSpec
 from tests.fakes.kubelet.deployment import Deployment
 from tests.integration.agent.conftest import (

@@ -11,8 +11,8 @@ import pytest
 from agent.control import client
 from agent.deviceplugin.records import CODEC
 from agent.persistence.store import read_only
-from gigaslice.deviceplugin.origin import plugin
-from gigaslice.errors import ControlError, GigasliceError, MissingError
+from gigaslice.core.deviceplugin.origin import plugin
+from gigaslice.core.errors import ControlError, GigasliceError, MissingError
 from tests.fakes.kubeapi import NODE
 from tests.integration.agent.conftest import (
     PATIENCE,

@@ -124,7 +124,7 @@ def test_without_the_annotation_a_pod_waits_for_the_gpus_own_memory(node):
 def test_the_agent_gives_time_slices_and_no_program_misses_it(small_node):
     """Two containers of 4 GiB on a GPU of 4: the agent gives time slices, is killed in the middle, and comes back.
 
-    When time slices are worth it is tested without a clock, in tests/unit/gigaslice/limits/test_time_slicing.py.
+    When time slices are worth it is tested without a clock, in tests/unit/gigaslice/core/limits/test_time_slicing.py.
     """
     kubelet, agent, driver = small_node
     containers = [started(kubelet, f"job{n}", 4, annotations=OVERSUBSCRIBED) for n in range(2)]

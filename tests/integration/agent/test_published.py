@@ -2,7 +2,7 @@
 
 import time
 
-from gigaslice.model import Occupant, Share
+from gigaslice.core.model import Occupant, Share
 from tests.fakes.kubeapi import Fault
 from tests.fakes.nodes import uuid
 from tests.integration.agent.conftest import (

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
-from gigaslice.cluster.names import ASSIGNMENT, GPU_RESOURCE, INVENTORY, MEMORY_RESOURCE
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.core.cluster.names import ASSIGNMENT, GPU_RESOURCE, INVENTORY, MEMORY_RESOURCE
+from gigaslice.core.model import Gpu, LinkLevel, Topology
 from gigaslice.kubeapi.client import KubeClient
-from gigaslice.model import Gpu, LinkLevel, Topology
-from gigaslice.scheduler.service import SchedulerService
-from gigaslice.scheduler.settings import SchedulerSettings
+from gigaslice.roles.scheduler.service import SchedulerService
+from gigaslice.roles.scheduler.settings import SchedulerSettings
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer
 from tests.fakes.kubeapi.store import Document

@@ -20,18 +20,18 @@ from typing import Any
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, web
 
-from gigaslice.classes.resource_class import MANAGED_BY, MANAGER
-from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
-from gigaslice.controller.config import ControllerConfig
-from gigaslice.controller.parts import ControllerParts
+from gigaslice.core.classes.resource_class import MANAGED_BY, MANAGER
+from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.core.model import Gpu, Topology
 from gigaslice.kubeapi import informer
 from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
-from gigaslice.model import Gpu, Topology
 from gigaslice.role_settings import load
+from gigaslice.roles.controller.config import ControllerConfig
+from gigaslice.roles.controller.parts import ControllerParts
+from gigaslice.roles.webhook.admission_pod import read_admission_pod
+from gigaslice.roles.webhook.complete import completion_patch
 from gigaslice.runtime.metrics import Exposition
-from gigaslice.webhook.admission_pod import read_admission_pod
-from gigaslice.webhook.complete import completion_patch
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer, Fault
 

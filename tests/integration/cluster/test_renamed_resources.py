@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gigaslice.cluster.inventory import NodeInventory
-from gigaslice.cluster.names import INVENTORY
+from gigaslice.core.cluster.inventory import NodeInventory
+from gigaslice.core.cluster.names import INVENTORY
 from tests.fakes.eventually import until
 from tests.integration.cluster.simulated_cluster import bound, held, inventory, node, play, pod
 

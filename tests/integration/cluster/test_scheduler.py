@@ -6,8 +6,8 @@ import socket
 import aiohttp
 import pytest
 
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.names import ASSIGNMENT, INVENTORY
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.names import ASSIGNMENT, INVENTORY
 from tests.fakes.eventually import until
 from tests.integration.cluster.simulated_cluster import (
     bindings,

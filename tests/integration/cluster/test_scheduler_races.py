@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from gigaslice.cluster.names import INVENTORY
+from gigaslice.core.cluster.names import INVENTORY
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer, Fault
 from tests.fakes.scheduler import SchedulerStandIn

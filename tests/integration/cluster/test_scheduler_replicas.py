@@ -11,7 +11,7 @@ from unittest.mock import ANY
 import aiohttp
 import pytest
 
-from gigaslice.scheduler import election
+from gigaslice.roles.scheduler import election
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer, Fault
 from tests.fakes.scheduler import SchedulerStandIn

@@ -7,10 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-from gigaslice.dataset.image import plan
-from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
-from gigaslice.dataset_node.sources.posix import PosixSource
+from gigaslice.core.dataset.image import plan
+from gigaslice.roles.dataset_node.fetching.engine import fetch
+from gigaslice.roles.dataset_node.fetching.fetch_limits import FetchLimits
+from gigaslice.roles.dataset_node.sources.posix import PosixSource
 from tests.fakes.dataset_layout import PartFiles
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.packing import RemoteLocation, object_store_target
-from gigaslice.dataset_node.sources.credentials import Credentials
+from gigaslice.core.dataset.source_spec import SourceSpec
+from gigaslice.roles.dataset_node.packing import RemoteLocation, object_store_target
+from gigaslice.roles.dataset_node.sources.credentials import Credentials
 from tests.fakes.storage_servers import KEY, SECRET
 
 __all__ = ["SECRETS", "at", "client", "objects", "scratch", "small_parts", "uploads"]

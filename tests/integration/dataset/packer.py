@@ -13,8 +13,8 @@ import sys
 import time
 
 from agent import cli
-from gigaslice.dataset_node.packing import image_file, object_store_target
-from gigaslice.dataset_node.sources import objects
+from gigaslice.roles.dataset_node.packing import image_file, object_store_target
+from gigaslice.roles.dataset_node.sources import objects
 
 PART = 5 << 20
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from gigaslice.dataset_node.mounts.linux import LinuxMounts
+from gigaslice.roles.dataset_node.mounts.linux import LinuxMounts
 from tests.fakes.kubelet.csi import CsiKubelet, CsiPod, CsiVolumeOfPod
 
 __all__ = ["ServiceNode", "can_mount"]

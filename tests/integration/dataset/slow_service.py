@@ -10,7 +10,7 @@ import sys
 import time
 
 from agent.entry import main
-from gigaslice.dataset_node.sources.posix import PosixSource
+from gigaslice.roles.dataset_node.sources.posix import PosixSource
 
 
 def slow_down(given: str, seconds: float) -> None:

@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gigaslice.dataset_node.mounts.linux import LinuxMounts
+from gigaslice.roles.dataset_node.mounts.linux import LinuxMounts
 from tests.fakes.eventually import until
 from tests.fakes.kubelet.csi import CsiPod
 from tests.integration.dataset.service import ServiceNode

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from gigaslice.dataset.errors import SourceError
-from gigaslice.dataset.listing import Entry, EntryKind
-from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.sources import addresses, object_connections, object_stores
-from gigaslice.dataset_node.sources.opening import open_source
-from gigaslice.dataset_node.sources.rclone_remote import RcloneRemote
+from gigaslice.core.dataset.errors import SourceError
+from gigaslice.core.dataset.listing import Entry, EntryKind
+from gigaslice.core.dataset.source_spec import SourceSpec
+from gigaslice.roles.dataset_node.sources import addresses, object_connections, object_stores
+from gigaslice.roles.dataset_node.sources.opening import open_source
+from gigaslice.roles.dataset_node.sources.rclone_remote import RcloneRemote
 from tests.fakes.storage_servers import KEY, SECRET, put, rclone, rclone_s3, rclone_serve
 
 SERVER, NODE = "127.0.0.1", "127.0.0.2"
@@ -236,9 +236,9 @@ def test_the_check_is_there_without_the_tests_own_changes(node):
     """In a process of its own: the real check, the real addresses, the first source of the process."""
     code = (
         "import asyncio, sys\n"
-        "from gigaslice.dataset.source_spec import SourceSpec\n"
-        "from gigaslice.dataset_node.sources import object_connections as c, object_stores as o\n"
-        "from gigaslice.dataset_node.sources.opening import open_source\n"
+        "from gigaslice.core.dataset.source_spec import SourceSpec\n"
+        "from gigaslice.roles.dataset_node.sources import object_connections as c, object_stores as o\n"
+        "from gigaslice.roles.dataset_node.sources.opening import open_source\n"
         "o.checked_addresses = lambda *_: []\n"
         "source = asyncio.run(open_source(SourceSpec.parse('s3://b/x', {'endpoint': sys.argv[1]}), {}, mounts=None))\n"
         "assert c._outcome == [True]\n"

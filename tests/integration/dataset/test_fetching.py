@@ -12,12 +12,12 @@ import time
 import blake3
 import pytest
 
-from gigaslice.dataset.errors import SourceError
-from gigaslice.dataset.image import plan
-from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
-from gigaslice.dataset_node.fetching.single_flight import SingleFlight
-from gigaslice.dataset_node.sources.posix import PosixSource
+from gigaslice.core.dataset.errors import SourceError
+from gigaslice.core.dataset.image import plan
+from gigaslice.roles.dataset_node.fetching.engine import fetch
+from gigaslice.roles.dataset_node.fetching.fetch_limits import FetchLimits
+from gigaslice.roles.dataset_node.fetching.single_flight import SingleFlight
+from gigaslice.roles.dataset_node.sources.posix import PosixSource
 from tests.fakes.dataset_layout import PartFiles
 
 FILES, LARGE = 3000, 4 << 20

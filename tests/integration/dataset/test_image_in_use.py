@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from gigaslice.dataset.image import ImagePlan, plan
-from gigaslice.dataset.listing import Entry, EntryKind, Listing
+from gigaslice.core.dataset.image import ImagePlan, plan
+from gigaslice.core.dataset.listing import Entry, EntryKind, Listing
 from tests.fakes.images import content, listed, listings, write
 
 FILE, DIRECTORY, SYMLINK = EntryKind.FILE, EntryKind.DIRECTORY, EntryKind.SYMLINK

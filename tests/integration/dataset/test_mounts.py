@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from gigaslice.dataset.image import plan
-from gigaslice.dataset_node.mounts import MountError, top_at
-from gigaslice.dataset_node.mounts.linux import EMPTY_SOURCE, LinuxMounts
-from gigaslice.dataset_node.store import (
+from gigaslice.core.dataset.image import plan
+from gigaslice.roles.dataset_node.mounts import MountError, top_at
+from gigaslice.roles.dataset_node.mounts.linux import EMPTY_SOURCE, LinuxMounts
+from gigaslice.roles.dataset_node.store import (
     Budget,
     DatasetMetadata,
     DatasetStore,

@@ -11,12 +11,12 @@ import traceback
 
 import pytest
 
-from gigaslice.dataset.errors import ListingError, RequestError, SourceError
-from gigaslice.dataset.listing import EntryKind
-from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
-from gigaslice.dataset_node.sources.opening import open_source
+from gigaslice.core.dataset.errors import ListingError, RequestError, SourceError
+from gigaslice.core.dataset.listing import EntryKind
+from gigaslice.core.dataset.source_spec import SourceSpec
+from gigaslice.roles.dataset_node.fetching.engine import fetch
+from gigaslice.roles.dataset_node.fetching.fetch_limits import FetchLimits
+from gigaslice.roles.dataset_node.sources.opening import open_source
 from tests.fakes.dataset_layout import FlatLayout, PartFiles
 from tests.fakes.hostile_files import HostileFiles
 from tests.fakes.storage_servers import KEY, SECRET, moto_s3, put, rclone_s3
@@ -193,8 +193,8 @@ def test_the_nodes_own_credentials_are_never_used(credentials):
     server = HostileFiles()
     code = (
         "import asyncio, json, sys\n"
-        "from gigaslice.dataset.source_spec import SourceSpec\n"
-        "from gigaslice.dataset_node.sources.opening import open_source\n"
+        "from gigaslice.core.dataset.source_spec import SourceSpec\n"
+        "from gigaslice.roles.dataset_node.sources.opening import open_source\n"
         "async def run():\n"
         "    spec = SourceSpec.parse('s3://bucket/x', {'endpoint': sys.argv[1]})\n"
         "    source = await open_source(spec, json.loads(sys.argv[2]), mounts=None, local_addresses=True)\n"
@@ -226,7 +226,7 @@ def test_the_nodes_own_credentials_are_never_used(credentials):
 )
 def test_what_a_server_says_is_not_repeated(monkeypatch, capfd, how):
     """Servers put access keys and signatures into their errors."""
-    monkeypatch.setattr("gigaslice.dataset_node.sources.objects._LIST_TRIES", 0)
+    monkeypatch.setattr("gigaslice.roles.dataset_node.sources.objects._LIST_TRIES", 0)
     server = HostileFiles()
     body = f"<Error><Code>Oops</Code><AWSAccessKeyId>{KEY}</AWSAccessKeyId><X>{SECRET}</X></Error>".encode()
     server.trick = lambda path, handler: server.plain(handler, how["status"], body)

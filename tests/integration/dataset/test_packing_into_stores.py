@@ -11,20 +11,20 @@ import pytest
 from obstore.exceptions import PermissionDeniedError
 
 from agent import cli
-from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError, SourceError
-from gigaslice.dataset.image import plan
-from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.fetching.fetch_limits import FetchLimits
-from gigaslice.dataset_node.packing import (
+from gigaslice.core.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError, SourceError
+from gigaslice.core.dataset.image import plan
+from gigaslice.core.dataset.source_spec import SourceSpec
+from gigaslice.roles.dataset_node.fetching.engine import fetch
+from gigaslice.roles.dataset_node.fetching.fetch_limits import FetchLimits
+from gigaslice.roles.dataset_node.packing import (
     RemoteLocation,
     check_pack,
     image_file,
     make_pack,
     object_store_target,
 )
-from gigaslice.dataset_node.sources.credentials import Credentials
-from gigaslice.dataset_node.sources.opening import open_source
+from gigaslice.roles.dataset_node.sources.credentials import Credentials
+from gigaslice.roles.dataset_node.sources.opening import open_source
 from tests.fakes.dataset_layout import PartFiles
 from tests.fakes.hostile_files import HostileFiles
 from tests.fakes.storage_servers import KEY, SECRET, moto_s3, put

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from gigaslice.dataset.errors import RequestError, SourceError
-from gigaslice.dataset_node.packing import check_pack
+from gigaslice.core.dataset.errors import RequestError, SourceError
+from gigaslice.roles.dataset_node.packing import check_pack
 from tests.fakes.storage_servers import KEY, SECRET, moto_s3, put
 from tests.integration.dataset.pack_stores import at, client, objects, uploads
 

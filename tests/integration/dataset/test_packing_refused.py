@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from gigaslice.dataset.errors import SourceError
-from gigaslice.dataset_node.packing import check_pack, make_pack
+from gigaslice.core.dataset.errors import SourceError
+from gigaslice.roles.dataset_node.packing import check_pack, make_pack
 from tests.fakes.hostile_files import HostileFiles
 from tests.fakes.storage_servers import KEY, SECRET, rclone_s3
 from tests.integration.dataset.pack_stores import at, scratch, small_parts

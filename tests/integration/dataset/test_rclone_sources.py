@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gigaslice.dataset.errors import RequestError, SourceError
-from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.sources.credentials import Credentials
-from gigaslice.dataset_node.sources.opening import open_source
-from gigaslice.dataset_node.sources.rclone_remote import remote_of
+from gigaslice.core.dataset.errors import RequestError, SourceError
+from gigaslice.core.dataset.source_spec import SourceSpec
+from gigaslice.roles.dataset_node.sources.credentials import Credentials
+from gigaslice.roles.dataset_node.sources.opening import open_source
+from gigaslice.roles.dataset_node.sources.rclone_remote import remote_of
 from tests.fakes.storage_servers import rclone, rclone_serve
 
 PASSWORD = "correct-horse-battery"
@@ -120,8 +120,8 @@ def test_rclone_ends_with_us_however_we_end(tree, tmp_path):
     with rclone_serve("http", tree) as port:
         code = (
             "import asyncio, sys\n"
-            "from gigaslice.dataset.source_spec import SourceSpec\n"
-            "from gigaslice.dataset_node.sources.opening import open_source\n"
+            "from gigaslice.core.dataset.source_spec import SourceSpec\n"
+            "from gigaslice.roles.dataset_node.sources.opening import open_source\n"
             "async def run():\n"
             "    source = await open_source(SourceSpec.parse('rclone:web:data'),\n"
             "        {'type': 'http', 'url': sys.argv[1]}, mounts=None, local_addresses=True)\n"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.inventory.holder import InventoryHolder
-from gigaslice.model import AnnotationRights
+from gigaslice.core.model import AnnotationRights
 from tests.fakes.nodes import device_allocator, inventory
 
 

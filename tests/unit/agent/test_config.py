@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent import config
-from gigaslice.controller.config import ControllerConfig
-from gigaslice.errors import ConfigError
-from gigaslice.model import AnnotationRights
+from gigaslice.core.errors import ConfigError
+from gigaslice.core.model import AnnotationRights
+from gigaslice.roles.controller.config import ControllerConfig
+from gigaslice.roles.scheduler.settings import SchedulerSettings
 from gigaslice.runtime import settings
 from gigaslice.runtime.settings import ENV_PREFIX
-from gigaslice.scheduler.settings import SchedulerSettings
 
 
 def load(flags=None, environ=None, **more):

@@ -36,9 +36,9 @@ def ends(module: str, number: int, *words: str) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("words, modules", [
-    (("controller",), ("agent.cli", "gigaslice.controller.role")),
-    (("scheduler", "--policy=binpack"), ("agent.cli", "gigaslice.scheduler.service")),
-    (("dataset",), ("agent.cli", "gigaslice.dataset_node.settings")),
+    (("controller",), ("agent.cli", "gigaslice.roles.controller.role")),
+    (("scheduler", "--policy=binpack"), ("agent.cli", "gigaslice.roles.scheduler.service")),
+    (("dataset",), ("agent.cli", "gigaslice.roles.dataset_node.settings")),
     (("node",), ("agent.front", "agent.cli", "agent.config")),
 ])  # fmt: skip
 def test_a_role_that_is_asked_to_end_while_it_is_loaded_ends_well(words, modules, number):

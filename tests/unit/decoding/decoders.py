@@ -19,49 +19,49 @@ from agent.deviceplugin.records import CODEC
 from agent.health import health_files
 from agent.kubelet import kubelet_checkpoint
 from agent.persistence import codec
-from gigaslice.classes.amounts import amount_of
-from gigaslice.classes.resource_class import parse_resource_class
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.demand import PodDemand
-from gigaslice.cluster.inventory import NodeInventory
-from gigaslice.cluster.offered_units import offered_units
-from gigaslice.cluster.state import ClusterState
-from gigaslice.controller import cluster_feed, dataset_statuses
-from gigaslice.controller.class_objects import ClassFigures, plan_class_status, quota_classes
-from gigaslice.controller.object_plan import stored
-from gigaslice.controller.object_table import ObjectTable
-from gigaslice.dataset.endpoint import ServerAddress, ServerUrl
-from gigaslice.dataset.listing import Limits, Listing
-from gigaslice.dataset.objects import may_be_named, parse_dataset, parse_dataset_node
-from gigaslice.dataset.pack_manifest import PackManifest
-from gigaslice.dataset.prefetch import judge_all
-from gigaslice.dataset.request import parse_attributes
-from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.mounts.table import parse_mountinfo
-from gigaslice.dataset_node.sources import rclone
-from gigaslice.dataset_node.sources.web_index import index_entries
-from gigaslice.dataset_node.start_gate import StartGate
-from gigaslice.dataset_node.store import documents
-from gigaslice.deviceplugin.device_id import parse_device_id, whole_gpu_device_id
-from gigaslice.errors import CheckpointError, GigasliceError, InputError, SizeError, StateError
-from gigaslice.kube.decode import parse_pod, unread_pod
-from gigaslice.kube.fields import object_at, objects_at
-from gigaslice.kube.quantity import parse_quantity
+from gigaslice.core.classes.amounts import amount_of
+from gigaslice.core.classes.resource_class import parse_resource_class
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.demand import PodDemand
+from gigaslice.core.cluster.inventory import NodeInventory
+from gigaslice.core.cluster.offered_units import offered_units
+from gigaslice.core.cluster.state import ClusterState
+from gigaslice.core.dataset.endpoint import ServerAddress, ServerUrl
+from gigaslice.core.dataset.listing import Limits, Listing
+from gigaslice.core.dataset.objects import may_be_named, parse_dataset, parse_dataset_node
+from gigaslice.core.dataset.pack_manifest import PackManifest
+from gigaslice.core.dataset.prefetch import judge_all
+from gigaslice.core.dataset.request import parse_attributes
+from gigaslice.core.dataset.source_spec import SourceSpec
+from gigaslice.core.deviceplugin.device_id import parse_device_id, whole_gpu_device_id
+from gigaslice.core.errors import CheckpointError, GigasliceError, InputError, SizeError, StateError
+from gigaslice.core.kube.decode import parse_pod, unread_pod
+from gigaslice.core.kube.fields import object_at, objects_at
+from gigaslice.core.kube.quantity import parse_quantity
+from gigaslice.core.model.annotation_rights import AnnotationRights
+from gigaslice.core.model.annotations import parse_options
+from gigaslice.core.model.options import SliceUnit
+from gigaslice.core.text import whole_characters
+from gigaslice.core.units import parse_bytes
+from gigaslice.core.views.collect import picture
 from gigaslice.kubeapi import informer, lease
 from gigaslice.kubeapi.client import ApiFailure, KubeAnswer, KubeClient
 from gigaslice.kubeapi.cluster_objects import gpu_pod, node_facts, unread_gpu_pod
 from gigaslice.kubeapi.documents import WHOLE, read_document
-from gigaslice.model.annotation_rights import AnnotationRights
-from gigaslice.model.annotations import parse_options
-from gigaslice.model.options import SliceUnit
+from gigaslice.roles.controller import cluster_feed, dataset_statuses
+from gigaslice.roles.controller.class_objects import ClassFigures, plan_class_status, quota_classes
+from gigaslice.roles.controller.object_plan import stored
+from gigaslice.roles.controller.object_table import ObjectTable
+from gigaslice.roles.dataset_node.mounts.table import parse_mountinfo
+from gigaslice.roles.dataset_node.sources import rclone
+from gigaslice.roles.dataset_node.sources.web_index import index_entries
+from gigaslice.roles.dataset_node.start_gate import StartGate
+from gigaslice.roles.dataset_node.store import documents
+from gigaslice.roles.scheduler.datasets import DatasetIndex
+from gigaslice.roles.scheduler.placer import Placer
+from gigaslice.roles.scheduler.protocol import BindRequest, PodRequest, PreemptRequest
+from gigaslice.roles.webhook.reviews import read_review
 from gigaslice.runtime import local_protocol
-from gigaslice.scheduler.datasets import DatasetIndex
-from gigaslice.scheduler.placer import Placer
-from gigaslice.scheduler.protocol import BindRequest, PodRequest, PreemptRequest
-from gigaslice.text import whole_characters
-from gigaslice.units import parse_bytes
-from gigaslice.views.collect import picture
-from gigaslice.webhook.reviews import read_review
 from tests.fakes.kubeapi.reading import after_events, documents_of, listed
 from tests.unit.decoding import seeds
 
@@ -265,9 +265,9 @@ DECODERS: tuple[Decoder, ...] = (
     ), 1.5),
     Decoder("node of the controller", (CONTROLLER,), _document(lambda one: (
         (found := cluster_feed._parse_node(one)), found.hardware, found.problem,
-    )), seeds.nodes, (ValueError,), ("gigaslice.controller.cluster_feed:_parse_node",)),
+    )), seeds.nodes, (ValueError,), ("gigaslice.roles.controller.cluster_feed:_parse_node",)),
     Decoder("pod", (AGENT, *CLUSTER, DATASET, CLI), _document(parse_pod), seeds.pods, (ValueError,), (
-        "gigaslice.kube.decode:parse_pod", "gigaslice.controller.cluster_feed:ClusterFeed._parse_pod",
+        "gigaslice.core.kube.decode:parse_pod", "gigaslice.roles.controller.cluster_feed:ClusterFeed._parse_pod",
     ), 1.5),
     Decoder("pod with GPUs", (SCHEDULER,), _document(gpu_pod), seeds.pods, (ValueError,), (
         "gigaslice.kubeapi.cluster_objects:gpu_pod",
@@ -275,81 +275,81 @@ DECODERS: tuple[Decoder, ...] = (
     Decoder("pod that cannot be read", (AGENT, *CLUSTER), _document(lambda one: (
         unread_pod(one), unread_gpu_pod(one), unread_gpu_pod(one, parse_pod(seeds.pods()[0])),
     )), seeds.pods, (), (
-        "gigaslice.kube.decode:unread_pod", "gigaslice.kubeapi.cluster_objects:unread_gpu_pod",
+        "gigaslice.core.kube.decode:unread_pod", "gigaslice.kubeapi.cluster_objects:unread_gpu_pod",
     )),
     Decoder("class", (*CLUSTER, CLI), _document(parse_resource_class), lambda: seeds.CLASSES, (InputError,), (
-        "gigaslice.classes.resource_class:parse_resource_class", "gigaslice.classes.selector:parse_selector",
+        "gigaslice.core.classes.resource_class:parse_resource_class", "gigaslice.core.classes.selector:parse_selector",
     ), 1.5),
     Decoder("stored object", (CONTROLLER,), _document(_class_table), lambda: (*seeds.CLASSES, seeds.GPU_OBJECT), (
         ValueError,
     ), (
-        "gigaslice.controller.object_plan:stored", "gigaslice.controller.object_table:ObjectTable.parse",
-        "gigaslice.controller.object_table:PackedObject.unpack",
-        "gigaslice.controller.cluster_feed:ClusterFeed._parse_class",
+        "gigaslice.roles.controller.object_plan:stored", "gigaslice.roles.controller.object_table:ObjectTable.parse",
+        "gigaslice.roles.controller.object_table:PackedObject.unpack",
+        "gigaslice.roles.controller.cluster_feed:ClusterFeed._parse_class",
     )),
     Decoder("status of a class", (CONTROLLER,), _document(_status_of), lambda: seeds.CLASSES, (ValueError,), (
-        "gigaslice.controller.class_objects",
+        "gigaslice.roles.controller.class_objects",
     ), 0.5),
     Decoder("quotas", (CONTROLLER,), _document(lambda one: quota_classes([one])), lambda: (
         {"spec": {"hard": {"requests." + seeds.CLASS: "3", "pods": 7}}},
-    ), (), ("gigaslice.controller.object_reconciler",), 0.5),
+    ), (), ("gigaslice.roles.controller.object_reconciler",), 0.5),
     Decoder("Dataset", (*CLUSTER, DATASET, CLI), _document(lambda one: (
         may_be_named(one, "team", "other"), parse_dataset(one),
-    )), lambda: seeds.DATASETS, (InputError,), ("gigaslice.dataset.objects:parse_dataset",), 1.5),
+    )), lambda: seeds.DATASETS, (InputError,), ("gigaslice.core.dataset.objects:parse_dataset",), 1.5),
     Decoder("Dataset of the controller", (CONTROLLER,), _document(_dataset_status), lambda: seeds.DATASETS, (
         ValueError,
-    ), ("gigaslice.controller.dataset_statuses:_parse", "gigaslice.controller.dataset_statuses",)),
+    ), ("gigaslice.roles.controller.dataset_statuses:_parse", "gigaslice.roles.controller.dataset_statuses",)),
     Decoder("DatasetNode", (*CLUSTER, CLI), _document(lambda one: (
         (found := parse_dataset_node(one)), found.document(), found.for_scheduling(),
-    )), seeds.dataset_nodes, (ValueError,), ("gigaslice.dataset.objects:parse_dataset_node",), 1.5),
+    )), seeds.dataset_nodes, (ValueError,), ("gigaslice.core.dataset.objects:parse_dataset_node",), 1.5),
     Decoder("datasets of the scheduler", (SCHEDULER,), _document(_dataset_index), lambda: tuple(
         {"node": node, "dataset": one} for node in seeds.dataset_nodes() for one in seeds.DATASETS
     ), (ValueError, InputError), (), 0.5),
     Decoder("cluster", (*CLUSTER, CLI), _document(_in_cluster), _cluster_seeds, (), (), 0.6),
     Decoder("lease", CLUSTER, _document(_lease), seeds.leases, (), ("gigaslice.kubeapi.lease",), 0.5),
     Decoder("pod of a prefetch", (CLI,), _document(judge_all), seeds.prefetch_pods, (), (
-        "gigaslice.dataset.prefetch", "agent.commands.prefetch_nodes", "agent.commands.cluster",
+        "gigaslice.core.dataset.prefetch", "agent.commands.prefetch_nodes", "agent.commands.cluster",
     ), 0.5),
     # --- texts inside of them ---
     Decoder("inventory", (*CLUSTER, CLI), _plain(lambda text: (
         (found := NodeInventory.decode(text)), found.state(), found.encode(),
-    )), seeds.inventories, (GigasliceError,), ("gigaslice.cluster.inventory:NodeInventory.decode",), 2.0),
+    )), seeds.inventories, (GigasliceError,), ("gigaslice.core.cluster.inventory:NodeInventory.decode",), 2.0),
     Decoder("assignment", (AGENT, *CLUSTER, CLI), _plain(lambda text: (
         (found := Assignment.decode(text)), found.encode(),
-    )), lambda: (seeds.assignment(),), (GigasliceError,), ("gigaslice.cluster.assignment:Assignment.decode",)),
+    )), lambda: (seeds.assignment(),), (GigasliceError,), ("gigaslice.core.cluster.assignment:Assignment.decode",)),
     Decoder("annotations", (AGENT, *CLUSTER, CLI), _whole(
         lambda texts: [parse_options(texts, "c0", _UNIT, rights) for rights in AnnotationRights]),
         lambda: seeds.OPTIONS, (), (
-        "gigaslice.model.annotations:parse_options", "gigaslice.model.options:request_options",
-        "gigaslice.model.options:_flag.read", "gigaslice.model.options:_number.read",
-        "gigaslice.model.options:_word.read", "gigaslice.model.options:_words.read",
+        "gigaslice.core.model.annotations:parse_options", "gigaslice.core.model.options:request_options",
+        "gigaslice.core.model.options:_flag.read", "gigaslice.core.model.options:_number.read",
+        "gigaslice.core.model.options:_word.read", "gigaslice.core.model.options:_words.read",
     )),
     Decoder("volume", (SCHEDULER, DATASET, CLI), _whole(parse_attributes), lambda: seeds.VOLUMES, (InputError,), (
-        "gigaslice.dataset.request:parse_attributes",
+        "gigaslice.core.dataset.request:parse_attributes",
     ), 1.5),
     Decoder("source", (DATASET, *CLUSTER, CLI), _plain(lambda text: (
         (found := SourceSpec.parse(text)), found.canonical, found.server, found.path,
     )), lambda: tuple(
         text for one in (*seeds.VOLUMES, *(one["spec"] for one in seeds.DATASETS)) for key, text in one.items()
         if key.startswith("source")
-    ), (InputError,), ("gigaslice.dataset.source_spec:SourceSpec.parse",)),
+    ), (InputError,), ("gigaslice.core.dataset.source_spec:SourceSpec.parse",)),
     Decoder("servers", (*CLUSTER, DATASET, CLI), _plain(ServerAddress.parse), lambda: (
         "minio", "minio.example.com:9000", "10.0.0.5:80", "[fd00::5]:9000",
-    ), (ValueError,), ("gigaslice.dataset.endpoint:ServerAddress.parse",), 0.5),
+    ), (ValueError,), ("gigaslice.core.dataset.endpoint:ServerAddress.parse",), 0.5),
     Decoder("hosts", (*CLUSTER, DATASET, CLI), _plain(ServerAddress.parse_host), lambda: (
         "minio.example.com", "10.0.0.5", "fd00::5", "[fd00::5]",
-    ), (ValueError,), ("gigaslice.dataset.endpoint:ServerAddress.parse_host",), 0.5),
+    ), (ValueError,), ("gigaslice.core.dataset.endpoint:ServerAddress.parse_host",), 0.5),
     Decoder("endpoints", (*CLUSTER, DATASET, CLI), _plain(ServerUrl.parse), lambda: (
         "http://minio:9000", "https://storage.example.com/base/path", "http://[fd00::5]:9000/",
-    ), (ValueError,), ("gigaslice.dataset.endpoint:ServerUrl.parse",), 0.5),
+    ), (ValueError,), ("gigaslice.core.dataset.endpoint:ServerUrl.parse",), 0.5),
     Decoder("sizes", (AGENT, *CLUSTER, CLI), _plain(lambda text: (amount_of(text), parse_bytes(text))), lambda: (
         "8GiB", "11441MiB", "1.5e3", "80Gi",
-    ), (SizeError,), ("gigaslice.units:parse_bytes", "gigaslice.units:_parsed"), 0.5),
+    ), (SizeError,), ("gigaslice.core.units:parse_bytes", "gigaslice.core.units:_parsed"), 0.5),
     Decoder("quantities", (AGENT, *CLUSTER, DATASET), _plain(parse_quantity), lambda: (
         "8", "1Ki", "12E0", "100m", "-3e2",
-    ), (ValueError,), ("gigaslice.kube.quantity:parse_quantity",), 0.5),
+    ), (ValueError,), ("gigaslice.core.kube.quantity:parse_quantity",), 0.5),
     Decoder("device IDs", (AGENT,), _whole(parse_device_id), lambda: (f"{seeds.uuid(0)}/7",), (GigasliceError,), (
-        "gigaslice.deviceplugin.device_id:parse_device_id",
+        "gigaslice.core.deviceplugin.device_id:parse_device_id",
     ), 0.5),
     # --- answers and requests as bytes ---
     Decoder("list of pods", (AGENT,), _plain(listed), lambda: seeds.lists(seeds.pods()[:2]), (ValueError, ApiFailure), (
@@ -367,7 +367,7 @@ DECODERS: tuple[Decoder, ...] = (
     Decoder("answer", (*CLUSTER, DATASET, CLI), _plain(lambda body: KubeAnswer(200, body).document()),
         lambda: seeds.lists(seeds.pods()[:1]), (ApiFailure,), (
         "gigaslice.kubeapi.client:KubeAnswer.document", "gigaslice.kubeapi.documents:read_document",
-        "gigaslice.kube.json_text:read_json",
+        "gigaslice.core.kube.json_text:read_json",
     )),
     Decoder("refusal", (*CLUSTER, DATASET, CLI), _plain(_failure), lambda: tuple(
         json.dumps(one).encode() for one in seeds.recorded("message", "reason", kind="Status", most=4)
@@ -375,16 +375,16 @@ DECODERS: tuple[Decoder, ...] = (
     Decoder("filter", (SCHEDULER,), _plain(lambda body: (
         (found := PodRequest.decode(body)), sorted(found.names), set(found.names),
     )), seeds.filter_requests, (InputError,), (
-        "gigaslice.scheduler.protocol:PodRequest.decode", "gigaslice.scheduler.protocol:_loaded",
+        "gigaslice.roles.scheduler.protocol:PodRequest.decode", "gigaslice.roles.scheduler.protocol:_loaded",
     ), 1.5),
     Decoder("preempt", (SCHEDULER,), _plain(lambda body: (
         (found := PreemptRequest.decode(body)), found.reply(found.victims),
-    )), seeds.preempt_requests, (InputError,), ("gigaslice.scheduler.protocol:PreemptRequest.decode",)),
+    )), seeds.preempt_requests, (InputError,), ("gigaslice.roles.scheduler.protocol:PreemptRequest.decode",)),
     Decoder("bind", (SCHEDULER,), _plain(BindRequest.decode), seeds.bind_requests, (InputError,), (
-        "gigaslice.scheduler.protocol:BindRequest.decode",
+        "gigaslice.roles.scheduler.protocol:BindRequest.decode",
     )),
     Decoder("review", (CONTROLLER,), _document(read_review), seeds.reviews, (InputError,), (
-        "gigaslice.webhook.reviews:read_review",
+        "gigaslice.roles.webhook.reviews:read_review",
     )),
     # --- the kubelet, and what the agent itself keeps ---
     Decoder("kubelet's checkpoint", (AGENT,), _plain(lambda raw: kubelet_checkpoint.parse(raw, {
@@ -407,29 +407,29 @@ DECODERS: tuple[Decoder, ...] = (
     # --- the dataset service ---
     Decoder("manifest of a pack", (DATASET, CLI), _plain(PackManifest.parse), lambda: (
         seeds.MANIFEST.text().encode(),
-    ), (GigasliceError,), ("gigaslice.dataset.pack_manifest:PackManifest.parse",), 1.5),
+    ), (GigasliceError,), ("gigaslice.core.dataset.pack_manifest:PackManifest.parse",), 1.5),
     Decoder("listing", (DATASET, CLI), _plain(lambda data: Listing.decode(data).digest), lambda: (seeds.LISTING,), (
         GigasliceError,
-    ), ("gigaslice.dataset.listing:Listing.decode", "gigaslice.dataset.listing:_decoded")),
+    ), ("gigaslice.core.dataset.listing:Listing.decode", "gigaslice.core.dataset.listing:_decoded")),
     Decoder("index of a web server", (DATASET, CLI), _plain(lambda raw: [
         (one.path, one.size) for one in index_entries(iter([raw]), "x", Limits())
     ]), lambda: (
         b'{"files": [{"path": "a/b.jpg", "size": 7, "version": "x"}, {"path": "c", "size": 0}], "more": {"a": [1]}}',
-    ), (GigasliceError,), ("gigaslice.dataset_node.sources.web_index:_JsonScanner.objects",)),
+    ), (GigasliceError,), ("gigaslice.roles.dataset_node.sources.web_index:_JsonScanner.objects",)),
     Decoder("file of rclone", (DATASET, CLI), _plain(rclone._entry), lambda: (
         b'{"Path":"a/b","Name":"b","Size":7,"MimeType":"","ModTime":"2026-01-01T00:00:00Z","IsDir":false}',
-    ), (ValueError, KeyError, TypeError, GigasliceError), ("gigaslice.dataset_node.sources.rclone:_entry",)),
+    ), (ValueError, KeyError, TypeError, GigasliceError), ("gigaslice.roles.dataset_node.sources.rclone:_entry",)),
     Decoder("record of a volume", (DATASET,), _record("record", documents.read_record), _records, (
         documents.DocumentError,
-    ), ("gigaslice.dataset_node.store.documents:_read",), 0.5),
+    ), ("gigaslice.roles.dataset_node.store.documents:_read",), 0.5),
     Decoder("mounts", (DATASET, AGENT), _plain(lambda raw: [
         os.fsencode(one.point) for one in parse_mountinfo(raw)
     ]), lambda: (
         b"36 35 98:0 /a /mnt\\040x rw,noatime master:1 - ext4 /dev/root rw\n" * 2,
-    ), (), ("gigaslice.dataset_node.mounts.table:parse_mountinfo",), 0.5),
+    ), (), ("gigaslice.roles.dataset_node.mounts.table:parse_mountinfo",), 0.5),
     Decoder("word of the agent", (DATASET,), _document(_gate), lambda: (
         {"gatekeeper": {"resources": [seeds.MEMORY]}}, {"id": 7, "ready": "uid", "volumes": ["v"]},
-    ), (), ("gigaslice.dataset_node.control",), 0.5),
+    ), (), ("gigaslice.roles.dataset_node.control",), 0.5),
     Decoder("line of another program", (AGENT, CLI, DATASET), _plain(local_protocol.decode), lambda: (
         b'{"version": 1, "resize": {"pod": "a", "memory": 12}}\n', b'{"id": 7, "ready": true, "detail": "x"}\n',
     ), (), ("gigaslice.runtime.local_protocol:decode",), 0.5),
@@ -448,17 +448,16 @@ EXEMPT = {
     # --- readers of bytes ---
     "agent.commands.doctor": "one boolean; whatever is wrong is caught there",
     "agent.commands.dataset_prefetch:judgements": _READS,
-    "gigaslice.kube.object_reader:ObjectReader._document": _READS,
-    "gigaslice.kube.object_reader:ObjectReader._object": _READS,
+    "gigaslice.core.kube.object_reader:ObjectReader._document": _READS,
+    "gigaslice.core.kube.object_reader:ObjectReader._object": _READS,
     # --- another row's parser by another name ---
     "agent.allocation.assignments:decoded": "a cache before Assignment.decode",
     "agent.commands.prefetch_nodes:_parsed": "calls the parser that it is given, of another row",
-    "gigaslice.webhook.mistakes:_parsed": "calls parse_options",
-    "gigaslice.kube.decode": "has rows of its own",
+    "gigaslice.core.kube.decode": "has rows of its own",
     "gigaslice.kubeapi.cluster_objects": "has rows of its own",
-    "gigaslice.controller.cluster_feed": "has rows of its own",
-    "gigaslice.controller.object_plan": "has rows of its own",
-    "gigaslice.dataset.objects": "has rows of its own",
+    "gigaslice.roles.controller.cluster_feed": "has rows of its own",
+    "gigaslice.roles.controller.object_plan": "has rows of its own",
+    "gigaslice.core.dataset.objects": "has rows of its own",
     # --- one program on both ends ---
     "agent.deviceplugin.link:Link._received": _OWN,
     "agent.front.front:Front._frame_received": _OWN,
@@ -469,8 +468,8 @@ EXEMPT = {
     "agent.persistence.checkpoint:CheckpointFile.load": _READS,
     "agent.persistence.store:Store._load": _READS,
     "agent.persistence.directories:AllocationDirs._read": "what is wrong is caught there: tests/unit/agent/persistence",
-    "gigaslice.dataset_node.fetching.bitmap:Bitmap._load": "bits, of which every text is one",
-    "gigaslice.dataset_node.tasks.early_requests:EarlyRequests.requests": "caught there: the file is deleted",
+    "gigaslice.roles.dataset_node.fetching.bitmap:Bitmap._load": "bits, of which every text is one",
+    "gigaslice.roles.dataset_node.tasks.early_requests:EarlyRequests.requests": "caught there: the file is deleted",
     "agent.accounting.cgroups:parse": "lines of the kernel",
     "agent.inventory.page_faults:parse": "lines of the kernel",
     # --- what the operator gives ---
@@ -479,14 +478,16 @@ EXEMPT = {
     "agent.inventory.static:parse_inventory": _OPERATOR,
     "gigaslice.role_settings:load": _OPERATOR,
     "gigaslice.kubeapi.access:_from_kubeconfig": _OPERATOR,
-    "gigaslice.model.matrix:parse_topo_matrix": _OPERATOR,
-    "gigaslice.dataset_node.sources.object_stores:_gs": "a tenant's Secret: whatever is wrong is caught there",
+    "gigaslice.core.model.matrix:parse_topo_matrix": _OPERATOR,
+    "gigaslice.roles.dataset_node.sources.object_stores:_gs": "a tenant's Secret: whatever is wrong is caught there",
     # --- protocols with tests of their own ---
     "agent.deviceplugin.link:Link._answer": "gRPC decodes it: tests/unit/agent/front",
     "agent.front.grpc:unpacked": "frames of gRPC: tests/unit/agent/front",
     "agent.front.hpack:_unpacked": "headers of HTTP/2: tests/unit/agent/front, tests/fuzz",
     "agent.front.hpack:Decoder.decode": "headers of HTTP/2: tests/unit/agent/front, tests/fuzz",
-    "gigaslice.dataset_node.sources.checked_proxy:_parse": "heads of HTTP: tests/unit/gigaslice/dataset_node/sources",
-    "gigaslice.views.page:PageQuery.parse": "a query of the web page: tests/unit/gigaslice/views",
+    "gigaslice.roles.dataset_node.sources.checked_proxy:_parse": (
+        "heads of HTTP: tests/unit/gigaslice/roles/dataset_node/sources"
+    ),
+    "gigaslice.core.views.page:PageQuery.parse": "a query of the web page: tests/unit/gigaslice/core/views",
 }
 """Functions and modules that read what others write without a row, each with the reason."""

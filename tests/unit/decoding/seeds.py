@@ -11,16 +11,16 @@ from typing import Any
 from agent.deviceplugin.messages import container_response
 from agent.deviceplugin.records import CODEC
 from agent.providers.container_edits import ContainerEdits, Mount
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.allocation.table import AllocationTable
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
-from gigaslice.cluster.names import ASSIGNMENT, INVENTORY
-from gigaslice.dataset.listing import Entry, EntryKind, Listing
-from gigaslice.dataset.objects import CachedDataset, DatasetNode, DatasetUse
-from gigaslice.dataset.pack_manifest import PackManifest, PackRange
-from gigaslice.deviceplugin.origin import Owner
-from gigaslice.model import DATASET_DRIVER, AnnotationRights, Gpu, Occupant, Share, Topology
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.core.cluster.names import ASSIGNMENT, INVENTORY
+from gigaslice.core.dataset.listing import Entry, EntryKind, Listing
+from gigaslice.core.dataset.objects import CachedDataset, DatasetNode, DatasetUse
+from gigaslice.core.dataset.pack_manifest import PackManifest, PackRange
+from gigaslice.core.deviceplugin.origin import Owner
+from gigaslice.core.model import DATASET_DRIVER, AnnotationRights, Gpu, Occupant, Share, Topology
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.kubeapi.replay import FOLDER
 from tests.fakes.nodes import allocation, uuid

@@ -17,7 +17,7 @@ NAMES = re.compile(
     r"_?(parse|decode|unpack|read_review|stored|load|of_bytes)(?![a-z])|_?(parsed|decoded|unpacked|loaded)$"
 )
 NO_DECODERS = re.compile(
-    r"agent\.cli\..*|gigaslice\.runtime\.setting.*|gigaslice\.webhook\.server:.*|agent\.persistence\.lock:.*|.*:WebhookCertificates\..*|gigaslice\.dataset_node\.(unpack|node_io"
+    r"agent\.cli\..*|gigaslice\.runtime\.setting.*|gigaslice\.roles\.webhook\.server:.*|agent\.persistence\.lock:.*|.*:WebhookCertificates\..*|gigaslice\.roles\.dataset_node\.(unpack|node_io"
     r"|store\.store|sources\.checked_connects):.*|.*:(unready|unreadable|_unreadable)"
 )
 """Commands and settings, which the operator gives; the webhook's server, which hands what it reads to `read_review`;
@@ -56,7 +56,7 @@ def decoding() -> Iterator[str]:
             if NAMES.match(short) or reads(function):
                 yield f"{module}:{name}"
         imported = (one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom))
-        if "gigaslice.kube.fields" in imported:
+        if "gigaslice.core.kube.fields" in imported:
             yield module
 
 

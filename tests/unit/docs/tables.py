@@ -15,19 +15,19 @@ from agent import cli as agent_cli
 from agent import config
 from agent.health.xids import XIDS, XidEffect
 from agent.telemetry.metrics import METRICS
-from gigaslice.controller.config import ControllerConfig
-from gigaslice.controller.metrics import METRICS as CONTROLLER_METRICS
-from gigaslice.dataset.request import ATTRIBUTES
-from gigaslice.dataset_node.events import EVENTS as DATASET_EVENTS
-from gigaslice.dataset_node.metrics import METRICS as DATASET_METRICS
-from gigaslice.dataset_node.settings import DatasetSettings
-from gigaslice.kube.reasons import REASONS
-from gigaslice.model.annotations import ANNOTATIONS
-from gigaslice.model.options import PREFIX
+from gigaslice.core.dataset.request import ATTRIBUTES
+from gigaslice.core.kube.reasons import REASONS
+from gigaslice.core.model.annotations import ANNOTATIONS
+from gigaslice.core.model.options import PREFIX
+from gigaslice.roles.controller.config import ControllerConfig
+from gigaslice.roles.controller.metrics import METRICS as CONTROLLER_METRICS
+from gigaslice.roles.dataset_node.events import EVENTS as DATASET_EVENTS
+from gigaslice.roles.dataset_node.metrics import METRICS as DATASET_METRICS
+from gigaslice.roles.dataset_node.settings import DatasetSettings
+from gigaslice.roles.scheduler.metrics import METRICS as SCHEDULER_METRICS
+from gigaslice.roles.scheduler.settings import SchedulerSettings
 from gigaslice.runtime.settings import Setting
 from gigaslice.runtime.settings import table as settings_of
-from gigaslice.scheduler.metrics import METRICS as SCHEDULER_METRICS
-from gigaslice.scheduler.settings import SchedulerSettings
 from vcuda import cli as vcuda_cli
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

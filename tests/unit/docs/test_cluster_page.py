@@ -9,12 +9,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gigaslice.classes.automatic import class_name
-from gigaslice.classes.resource_class import parse_resource_class
-from gigaslice.webhook.admission_pod import read_admission_pod
-from gigaslice.webhook.complete import completion_patch
-from gigaslice.webhook.facts import AdmissionFacts
-from gigaslice.webhook.reviews import answer_mutate
+from gigaslice.core.classes.automatic import class_name
+from gigaslice.core.classes.resource_class import parse_resource_class
+from gigaslice.roles.webhook.admission_pod import read_admission_pod
+from gigaslice.roles.webhook.complete import completion_patch
+from gigaslice.roles.webhook.facts import AdmissionFacts
+from gigaslice.roles.webhook.reviews import answer_mutate
 from tests.unit.docs.test_docs import ROOT, fences
 from tests.unit.manifests.test_cluster_chart import chart, one_of, rights
 

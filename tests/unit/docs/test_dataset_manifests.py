@@ -12,16 +12,16 @@ import kubernetes_validate
 import yaml
 
 from agent import cli
-from gigaslice.dataset.objects import DRIVER, parse_dataset
-from gigaslice.dataset.request import parse_attributes
-from gigaslice.dataset_node.control import CommandServer
-from gigaslice.dataset_node.packing import locate
-from gigaslice.dataset_node.packing.pack_location import refuse_overlap
-from gigaslice.dataset_node.settings import DatasetSettings
-from gigaslice.dataset_node.sources.credentials import Credentials
+from gigaslice.core.dataset.objects import DRIVER, parse_dataset
+from gigaslice.core.dataset.request import parse_attributes
+from gigaslice.roles.dataset_node.control import CommandServer
+from gigaslice.roles.dataset_node.packing import locate
+from gigaslice.roles.dataset_node.packing.pack_location import refuse_overlap
+from gigaslice.roles.dataset_node.settings import DatasetSettings
+from gigaslice.roles.dataset_node.sources.credentials import Credentials
 from gigaslice.runtime.settings import load
 from tests.unit.docs.test_docs import ROOT
-from tests.unit.gigaslice.controller.crd_schema import mistakes
+from tests.unit.gigaslice.roles.controller.crd_schema import mistakes
 
 PAGE = ROOT / "docs" / "datasets.md"
 FENCES = re.findall(r"(?ms)^( *)```yaml\n(.*?)^\1```$", PAGE.read_text())  # those in lists are indented

@@ -12,21 +12,21 @@ import yaml
 
 from agent import cli as agent_cli
 from agent.telemetry.metrics import METRICS as AGENT_METRICS
-from gigaslice.classes.resource_class import parse_resource_class
-from gigaslice.cluster import names as cluster_names
-from gigaslice.controller.config import ControllerConfig
-from gigaslice.controller.metrics import METRICS as CONTROLLER_METRICS
-from gigaslice.dataset_node.metrics import METRICS as DATASET_METRICS
-from gigaslice.dataset_node.settings import DatasetSettings
-from gigaslice.kube.reasons import REASONS
-from gigaslice.model.annotations import ANNOTATIONS
+from gigaslice.core.classes.resource_class import parse_resource_class
+from gigaslice.core.cluster import names as cluster_names
+from gigaslice.core.kube.reasons import REASONS
+from gigaslice.core.model.annotations import ANNOTATIONS
+from gigaslice.roles.controller.config import ControllerConfig
+from gigaslice.roles.controller.metrics import METRICS as CONTROLLER_METRICS
+from gigaslice.roles.dataset_node.metrics import METRICS as DATASET_METRICS
+from gigaslice.roles.dataset_node.settings import DatasetSettings
+from gigaslice.roles.scheduler.metrics import METRICS as SCHEDULER_METRICS
+from gigaslice.roles.scheduler.settings import SchedulerSettings
 from gigaslice.runtime.settings import Setting
 from gigaslice.runtime.settings import table as settings_of
-from gigaslice.scheduler.metrics import METRICS as SCHEDULER_METRICS
-from gigaslice.scheduler.settings import SchedulerSettings
 from tests.unit.docs import tables
 from tests.unit.docs.test_docs import PAGES, REFERENCE, ROOT, code_spans, fences, names, prose
-from tests.unit.gigaslice.controller.crd_schema import mistakes
+from tests.unit.gigaslice.roles.controller.crd_schema import mistakes
 
 MANUAL = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which names what was renamed, too
 METRICS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gigaslice.model.annotations import ANNOTATIONS
+from gigaslice.core.model.annotations import ANNOTATIONS
 from tests.unit.manifests.test_chart import ROOT, documents_of, listed
 
 PAGE = (ROOT / "docs" / "rights.md").read_text()

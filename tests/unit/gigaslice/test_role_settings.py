@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from agent.config import Config
-from gigaslice.controller.config import ControllerConfig
-from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.role_settings import RoleSettings, load
+from gigaslice.roles.controller.config import ControllerConfig
+from gigaslice.roles.dataset_node.settings import DatasetSettings
+from gigaslice.roles.scheduler.settings import SchedulerSettings
 from gigaslice.runtime.settings import table
-from gigaslice.scheduler.settings import SchedulerSettings
 
 ROLES = [Config, DatasetSettings, SchedulerSettings, ControllerConfig]
 every_role = pytest.mark.parametrize("role", ROLES)

@@ -10,10 +10,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gigaslice.cluster import names
-from gigaslice.controller.config import ControllerConfig
+from gigaslice.core.cluster import names
 from gigaslice.role_settings import load
-from gigaslice.scheduler.settings import SchedulerSettings
+from gigaslice.roles.controller.config import ControllerConfig
+from gigaslice.roles.scheduler.settings import SchedulerSettings
 from tests.unit.manifests.test_chart import documents_of, helm, listed
 
 ON = ("--set", "cluster.enabled=true")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from agent import config
-from gigaslice.dataset_node.settings import DatasetSettings
+from gigaslice.roles.dataset_node.settings import DatasetSettings
 from gigaslice.runtime import tasks
 from gigaslice.runtime.settings import CONFIG_VARIABLE, ENV_PREFIX, load
 from vcuda import contract

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from agent import cli, config
-from gigaslice.dataset_node.settings import DatasetSettings
-from gigaslice.dataset_node.start_gate import GATE_DIRECTORY, GATE_SOCKET
-from gigaslice.model import DATASET_DRIVER
+from gigaslice.core.model import DATASET_DRIVER
+from gigaslice.roles.dataset_node.settings import DatasetSettings
+from gigaslice.roles.dataset_node.start_gate import GATE_DIRECTORY, GATE_SOCKET
 from gigaslice.runtime.settings import load
 from gigaslice.runtime.tasks import TERMINATION_SECONDS
 from tests.unit.manifests.test_chart import helm, listed

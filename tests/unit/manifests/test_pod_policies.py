@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.commands.namespace_labels import needed_labels
-from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.model import AnnotationRights, Pod, PodContainer
-from gigaslice.model.annotations import ANNOTATIONS, Annotation, parse_options
-from gigaslice.model.options import PREFIX, RequestOptions, SliceUnit
-from gigaslice.units import parse_bytes
+from gigaslice.core.cluster.names import ASSIGNMENT
+from gigaslice.core.model import AnnotationRights, Pod, PodContainer
+from gigaslice.core.model.annotations import ANNOTATIONS, Annotation, parse_options
+from gigaslice.core.model.options import PREFIX, RequestOptions, SliceUnit
+from gigaslice.core.units import parse_bytes
 from tests.unit.manifests.cel import Policy, Request
 from tests.unit.manifests.test_chart import CHECKED, ROOT, documents_of, helm, listed
 

@@ -108,7 +108,7 @@ def takes(one: Setting, text: str) -> bool:
 
 
 def as_text(value: float) -> str:
-    """What the chart makes of a number or a plain on and off of YAML (gigaslice.text)."""
+    """What the chart makes of a number or a plain on and off of YAML (gigaslice.core.text)."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:.0f}" if value == int(value) else f"{value}"

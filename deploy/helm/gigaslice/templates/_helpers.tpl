@@ -135,7 +135,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{- /* The annotations that need a label, each with what is free as CEL over TEXT and in words. A test compares them with the
-       agents' own table (gigaslice/model/options.py). */ -}}
+       agents' own table (gigaslice/core/model/options.py). */ -}}
 {{- define "gigaslice.bounded" -}}
 - name: exclusive
   free: TEXT == "false"

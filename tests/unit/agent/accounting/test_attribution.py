@@ -14,8 +14,8 @@ from agent.accounting.attribution import (
 from agent.accounting.cgroups import Place
 from agent.accounting.processes import ProcessInfo
 from agent.ledgers.usage import Reading
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.deviceplugin.origin import Owner, plugin, with_origin
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.deviceplugin.origin import Owner, plugin, with_origin
 from tests.fakes.nodes import GIB, allocation, uuid, whole_allocation
 from vcuda import ProcessUsage
 

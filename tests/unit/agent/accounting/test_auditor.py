@@ -10,9 +10,9 @@ from agent.accounting.overuse import OverusePolicy
 from agent.apiserver import Eviction
 from agent.ledgers.usage import Reading
 from agent.telemetry.counters import Counters
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.allocation.table import AllocationTable
-from gigaslice.model import Pod
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.model import Pod
 from tests.fakes.nodes import GIB, allocation, uuid
 from vcuda import ProcessUsage
 

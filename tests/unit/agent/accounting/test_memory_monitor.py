@@ -17,8 +17,8 @@ from agent.ledgers import usage
 from agent.ledgers.open_ledgers import OpenLedgers
 from agent.ledgers.trust import RecentLimits
 from agent.telemetry.counters import Counters
-from gigaslice.allocation.table import Allocation, AllocationTable, Hold
-from gigaslice.deviceplugin.origin import DevicePluginOrigin, Owner
+from gigaslice.core.allocation.table import Allocation, AllocationTable, Hold
+from gigaslice.core.deviceplugin.origin import DevicePluginOrigin, Owner
 from tests.fakes.hostile import HostileLedger
 from tests.fakes.nodes import allocation, uuid
 from vcuda import contract

@@ -8,8 +8,8 @@ import pytest
 
 from agent.allocation import dataset_gate
 from agent.allocation.dataset_gate import EARLY_FILE, DatasetGate
-from gigaslice.allocation.consumer import Consumer, ContainerRef
-from gigaslice.model import DATASET_DRIVER, CsiVolume, Pod
+from gigaslice.core.allocation.consumer import Consumer, ContainerRef
+from gigaslice.core.model import DATASET_DRIVER, CsiVolume, Pod
 
 VOLUME = CsiVolume("data", DATASET_DRIVER, {"dataset": "coco"}, mounted_by=("main",))
 POD = Pod("ns", "p", "uid-1", volumes=(VOLUME,))

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from agent.allocation.node_inventory import InventoryPublisher, node_inventory
 from agent.inventory.holder import InventoryHolder
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.allocation.table import AllocationOptions, AllocationTable, LiveLimit
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.demand import ClusterUnits
-from gigaslice.cluster.inventory import NodeInventory
-from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.cluster.node_record import NodeFacts
-from gigaslice.cluster.state import ClusterState
-from gigaslice.deviceplugin.origin import Owner, with_origin
-from gigaslice.model import AnnotationRights, Occupant, Pod, PodContainer, Share
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.table import AllocationOptions, AllocationTable, LiveLimit
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.demand import ClusterUnits
+from gigaslice.core.cluster.inventory import NodeInventory
+from gigaslice.core.cluster.names import ASSIGNMENT
+from gigaslice.core.cluster.node_record import NodeFacts
+from gigaslice.core.cluster.state import ClusterState
+from gigaslice.core.deviceplugin.origin import Owner, with_origin
+from gigaslice.core.model import AnnotationRights, Occupant, Pod, PodContainer, Share
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.eventually import until
 from tests.fakes.nodes import GIB, allocation, inventory, uuid, whole_allocation

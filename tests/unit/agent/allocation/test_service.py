@@ -19,11 +19,11 @@ from agent.limits.manager import LimitChange, LimitsManager, ResizeOutcome
 from agent.persistence.codec import Codec
 from agent.persistence.store import Store
 from agent.telemetry.counters import Counters
-from gigaslice.allocation.consumer import Consumer, ContainerRef
-from gigaslice.allocation.table import AllocationTable
-from gigaslice.errors import CheckpointVersionError
-from gigaslice.model import Pod, PodContainer, RequestOptions
-from gigaslice.placement import Policy
+from gigaslice.core.allocation.consumer import Consumer, ContainerRef
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.errors import CheckpointVersionError
+from gigaslice.core.model import Pod, PodContainer, RequestOptions
+from gigaslice.core.placement import Policy
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.nodes import GIB, allocation, device_allocator, device_ids, inventory, uuid
 
@@ -234,8 +234,8 @@ def test_a_lost_checkpoint_costs_nothing(node, tmp_path):
 
 
 def test_a_review_of_the_kubelets_list_leaves_it_alone(node):
-    from gigaslice.deviceplugin.lifetime import Evidence, PodListing
-    from gigaslice.deviceplugin.reconcile import review
+    from gigaslice.core.deviceplugin.lifetime import Evidence, PodListing
+    from gigaslice.core.deviceplugin.reconcile import review
 
     made = node.allocate("t1", 4, *SHARED)
     table = AllocationTable((made, allocation(9, (1, range(4)))), 10)
@@ -256,7 +256,7 @@ def test_a_review_of_the_kubelets_list_leaves_it_alone(node):
 
 def test_device_ids_it_has_not_are_withheld_for_it(node):
     """The kubelet counts nothing of it, so as many free device IDs are shown as not to be had."""
-    from gigaslice.deviceplugin.withheld import withheld
+    from gigaslice.core.deviceplugin.withheld import withheld
 
     node.allocate("t1", 5)
     assert withheld(node.store.table, node.gpus.now.gpus) == device_ids(0, *range(19, 24))

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from agent.apiserver import KubeCluster, NoCluster
-from gigaslice.kube.decode import parse_pod
-from gigaslice.kube.event import Throttle
+from gigaslice.core.kube.decode import parse_pod
+from gigaslice.core.kube.event import Throttle
 from gigaslice.kubeapi.events import NODE_RATES, EventRecorder
 from tests.fakes.eventually import run_beside, until
 from tests.fakes.kubeapi import NODE, Fault, pod_document

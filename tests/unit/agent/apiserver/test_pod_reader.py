@@ -7,7 +7,7 @@ import pytest
 
 from agent.apiserver.node_pods import node_pods
 from agent.apiserver.pod_reader import SILENT_SECONDS, PodReader
-from gigaslice.kube.decode import parse_pod
+from gigaslice.core.kube.decode import parse_pod
 from gigaslice.kubeapi.failures import ApiFailure
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import pod_document

@@ -109,7 +109,7 @@ def test_the_help_needs_none() -> None:
 
 def test_a_module_of_ours_that_is_missing_is_a_fault_of_ours() -> None:
     assert (
-        _packages.remedy("gigaslice.cluster")
+        _packages.remedy("gigaslice.core.cluster")
         == _packages.remedy(None)
         == _packages.remedy("cryptographyx")
         == ""

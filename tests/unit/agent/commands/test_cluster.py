@@ -11,13 +11,13 @@ import yaml
 
 from agent.cli import main
 from agent.commands.cluster import target
-from gigaslice.cluster.inventory import NodeInventory
-from gigaslice.cluster.names import INVENTORY
-from gigaslice.cluster.state import NodeFacts
-from gigaslice.errors import ConfigError
-from gigaslice.model import AnnotationRights, Occupant, Pod, PodContainer, Share, Topology
+from gigaslice.core.cluster.inventory import NodeInventory
+from gigaslice.core.cluster.names import INVENTORY
+from gigaslice.core.cluster.state import NodeFacts
+from gigaslice.core.errors import ConfigError
+from gigaslice.core.model import AnnotationRights, Occupant, Pod, PodContainer, Share, Topology
 from tests.fakes.kubeapi import ApiServer, Fault
-from tests.unit.gigaslice.cluster.clusters import bound, container, facts, inventory_gpu, pod, uuid
+from tests.unit.gigaslice.core.cluster.clusters import bound, container, facts, inventory_gpu, pod, uuid
 
 CLASSES = "/apis/gigaslice.io/v1alpha1/resourceclasses"
 

@@ -113,7 +113,7 @@ def test_a_signal_is_as_an_interrupt_while_it_packs(
 ) -> None:
     """And only then."""
     before = signal.getsignal(signal.SIGTERM)
-    from gigaslice.dataset_node import packing
+    from gigaslice.roles.dataset_node import packing
 
     def killed(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from agent import cli
-from gigaslice.dataset.objects import DRIVER, CachedDataset, DatasetNode
-from gigaslice.dataset.prefetch import RUN_LABEL
+from gigaslice.core.dataset.objects import DRIVER, CachedDataset, DatasetNode
+from gigaslice.core.dataset.prefetch import RUN_LABEL
 from tests.fakes.kubeapi import ApiServer, Fault
 
 READY = {"conditions": [{"type": "PodReadyToStartContainers", "status": "True"}]}

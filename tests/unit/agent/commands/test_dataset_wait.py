@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agent.commands import dataset
-from gigaslice.dataset.request import parse_attributes
-from gigaslice.dataset.source_spec import SourceSpec
+from gigaslice.core.dataset.request import parse_attributes
+from gigaslice.core.dataset.source_spec import SourceSpec
 
 POD = {"POD_UID": "u", "POD_NAMESPACE": "team", "POD_NAME": "p"}
 

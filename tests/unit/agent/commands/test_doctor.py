@@ -11,8 +11,8 @@ import vcuda
 from agent import cli, config
 from agent.commands import doctor
 from agent.inventory.source import Inventory
-from gigaslice.errors import MissingError
-from gigaslice.model import Gpu, Topology
+from gigaslice.core.errors import MissingError
+from gigaslice.core.model import Gpu, Topology
 from tests.fakes.kubeapi import NODE, ApiServer, Fault
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.nodes import GIB, uuid

@@ -13,7 +13,7 @@ from agent import cli
 from agent.commands import resize
 from agent.control.messages import GpuLimits, ResizeAnswer
 from agent.control.server import ControlServer, decode_change
-from gigaslice.errors import ConfigError, ControlError
+from gigaslice.core.errors import ConfigError, ControlError
 from gigaslice.runtime.local_protocol import ask
 from tests.unit.agent.limits.test_manager import GIB, Node, uuid
 

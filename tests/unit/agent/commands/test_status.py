@@ -7,7 +7,7 @@ from agent.commands import status
 from agent.deviceplugin.records import CODEC
 from agent.health.health_files import GpuRecord, Report, write_report
 from agent.persistence.store import Store
-from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.consumer import ContainerRef
 from tests.fakes.nodes import GIB, allocation, uuid
 
 

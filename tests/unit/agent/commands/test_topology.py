@@ -10,7 +10,7 @@ import pytest
 from agent import cli
 from agent.commands import topology
 from agent.inventory.source import Inventory
-from gigaslice.model import Gpu, Topology
+from gigaslice.core.model import Gpu, Topology
 from tests.fakes.nodes import GIB, uuid
 
 PIX, NODE, SYS = 10, 40, 50

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
-from gigaslice.deviceplugin.lifetime import ListedPod
+from gigaslice.core.deviceplugin.lifetime import ListedPod
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.served import gpu_memory, served
 

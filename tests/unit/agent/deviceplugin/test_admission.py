@@ -5,10 +5,10 @@ import pytest
 from agent.apiserver.pod_reader import SILENT_SECONDS
 from agent.deviceplugin.admission import AdmissionResolver
 from agent.deviceplugin.requester import ContainerMatch
-from gigaslice.deviceplugin.lifetime import ListedPod
-from gigaslice.deviceplugin.origin import Owner
-from gigaslice.errors import KubeletError
-from gigaslice.kube.decode import parse_pod
+from gigaslice.core.deviceplugin.lifetime import ListedPod
+from gigaslice.core.deviceplugin.origin import Owner
+from gigaslice.core.errors import KubeletError
+from gigaslice.core.kube.decode import parse_pod
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import allocation
 

@@ -4,10 +4,10 @@ from agent.allocation.assignments import shares_in
 from agent.allocation.request import NotExecutableError
 from agent.deviceplugin.assigned import assigned_to, named_for, with_assignment
 from agent.deviceplugin.requester import Requester
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
-from gigaslice.model import Pod, PodContainer, Share
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.names import ASSIGNMENT
+from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
+from gigaslice.core.model import Pod, PodContainer, Share
 from tests.fakes.nodes import device_ids, inventory, uuid
 
 MEMORY, CLASS = "gigaslice.io/vgpu-memory", "gpuclass.gigaslice.io/nvidia.l4"

@@ -19,11 +19,11 @@ from agent.deviceplugin.records import CODEC
 from agent.deviceplugin.requester import ContainerMatch, PreviousHolders, Requester
 from agent.inventory.holder import InventoryHolder
 from agent.persistence.store import Store
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.deviceplugin.origin import plugin
-from gigaslice.model import ContainerKind, Pod, PodContainer, Share
-from gigaslice.placement import Policy
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.names import ASSIGNMENT
+from gigaslice.core.deviceplugin.origin import plugin
+from gigaslice.core.model import ContainerKind, Pod, PodContainer, Share
+from gigaslice.core.placement import Policy
 from tests.fakes.nodes import GIB, all_device_ids, device_allocator, inventory, uuid
 from vcuda import contract
 

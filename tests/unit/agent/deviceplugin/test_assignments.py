@@ -8,12 +8,12 @@ import pytest
 import vcuda
 from agent.deviceplugin import prestart as start_module
 from agent.deviceplugin import settlement
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.deviceplugin.origin import plugin
-from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
-from gigaslice.kube.decode import parse_pod
-from gigaslice.model import Share
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.names import ASSIGNMENT
+from gigaslice.core.deviceplugin.origin import plugin
+from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
+from gigaslice.core.kube.decode import parse_pod
+from gigaslice.core.model import Share
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import GIB, all_device_ids, device_ids, inventory, uuid
 from tests.fakes.plugin_calls import allocate, pre_start, prefer, refusal

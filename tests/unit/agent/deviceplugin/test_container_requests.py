@@ -11,10 +11,10 @@ from agent.deviceplugin.records import CODEC
 from agent.deviceplugin.requester import ContainerMatch, Requester
 from agent.deviceplugin.settlement import Settler
 from agent.inventory.source import Inventory
-from gigaslice.allocation.table import AllocationOptions, LiveLimit
-from gigaslice.deviceplugin.origin import held, plugin
-from gigaslice.kube.decode import parse_pod
-from gigaslice.model import Topology
+from gigaslice.core.allocation.table import AllocationOptions, LiveLimit
+from gigaslice.core.deviceplugin.origin import held, plugin
+from gigaslice.core.kube.decode import parse_pod
+from gigaslice.core.model import Topology
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import all_device_ids, device_ids, inventory, uuid
 from tests.unit.agent.conftest import make_allocator

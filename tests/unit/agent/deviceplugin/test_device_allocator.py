@@ -8,9 +8,9 @@ from agent.allocation.request import ImpossibleError
 from agent.deviceplugin.records import CODEC
 from agent.deviceplugin.requester import PreviousHolders
 from agent.inventory.holder import InventoryHolder
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.deviceplugin.origin import held, plugin, with_origin
-from gigaslice.errors import StorageError
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.deviceplugin.origin import held, plugin, with_origin
+from gigaslice.core.errors import StorageError
 from tests.fakes.nodes import GIB, all_device_ids, device_ids, inventory, uuid
 from tests.unit.agent.conftest import make_allocator
 from vcuda import contract

@@ -6,7 +6,7 @@ import pytest
 
 from agent.deviceplugin.device_list import DeviceList, DevicesOfType
 from agent.inventory.holder import InventoryHolder
-from gigaslice.model import Topology
+from gigaslice.core.model import Topology
 from tests.fakes.nodes import all_device_ids, device_ids, inventory, uuid
 
 FOUND = inventory(2, 3)

@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 
 from agent.accounting.presence import Presence
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.deviceplugin import origin
-from gigaslice.deviceplugin.lifetime import Listed, ListedPod, PodListing
-from gigaslice.deviceplugin.origin import held, plugin
-from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
-from gigaslice.errors import KubeletError
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.deviceplugin import origin
+from gigaslice.core.deviceplugin.lifetime import Listed, ListedPod, PodListing
+from gigaslice.core.deviceplugin.origin import held, plugin
+from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
+from gigaslice.core.errors import KubeletError
 from tests.fakes.nodes import GIB, all_device_ids, device_ids, inventory, uuid
 from tests.fakes.served import gpu_memory, poller_of
 

@@ -11,7 +11,7 @@ import pytest
 from agent.deviceplugin import prestart as start_module
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
-from gigaslice.errors import StorageError
+from gigaslice.core.errors import StorageError
 from tests.fakes.nodes import all_device_ids, device_ids, inventory, uuid
 from tests.fakes.served import gpu_memory
 from tests.fakes.served import served as at_a_front

@@ -12,9 +12,9 @@ from agent.allocation.service import AllocationService
 from agent.apiserver import Eviction
 from agent.deviceplugin import prestart as start_module
 from agent.deviceplugin import settlement
-from gigaslice.deviceplugin.origin import plugin, with_origin
-from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
-from gigaslice.kube.decode import parse_pod
+from gigaslice.core.deviceplugin.origin import plugin, with_origin
+from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
+from gigaslice.core.kube.decode import parse_pod
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import device_ids, uuid
 from tests.fakes.plugin_calls import allocate, pre_start, prefer, refusal

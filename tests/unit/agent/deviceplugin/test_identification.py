@@ -1,10 +1,10 @@
 """One list of the kubelet, the pods of a watch and an allocation table: which container is an Allocate for?"""
 
 from agent.deviceplugin.identification import identify
-from gigaslice.allocation.table import AllocationTable
-from gigaslice.deviceplugin.lifetime import ListedPod
-from gigaslice.deviceplugin.origin import Owner
-from gigaslice.kube.decode import parse_pod
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.deviceplugin.lifetime import ListedPod
+from gigaslice.core.deviceplugin.origin import Owner
+from gigaslice.core.kube.decode import parse_pod
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import allocation
 

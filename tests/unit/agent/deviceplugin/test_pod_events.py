@@ -4,7 +4,7 @@ import pytest
 
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.requester import ContainerMatch, Requester
-from gigaslice.kube.decode import parse_pod
+from gigaslice.core.kube.decode import parse_pod
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import device_ids, uuid

@@ -7,12 +7,12 @@ import pytest
 
 from agent.accounting.presence import Presence
 from agent.deviceplugin.poller import PATIENCE, Plan
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.deviceplugin.lifetime import Listed
-from gigaslice.deviceplugin.origin import plugin
-from gigaslice.deviceplugin.reconcile import KeptAllocateResponse
-from gigaslice.errors import KubeletError
-from gigaslice.kube.decode import parse_pod
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.deviceplugin.lifetime import Listed
+from gigaslice.core.deviceplugin.origin import plugin
+from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
+from gigaslice.core.errors import KubeletError
+from gigaslice.core.kube.decode import parse_pod
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import GIB, ListedKubelet, device_ids, uuid

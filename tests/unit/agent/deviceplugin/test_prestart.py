@@ -7,9 +7,9 @@ import pytest
 from agent.deviceplugin import prestart
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.requester import ContainerMatch
-from gigaslice.deviceplugin.origin import plugin
-from gigaslice.kube.decode import parse_pod
-from gigaslice.model import AnnotationRights
+from gigaslice.core.deviceplugin.origin import plugin
+from gigaslice.core.kube.decode import parse_pod
+from gigaslice.core.model import AnnotationRights
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import device_allocator, device_ids

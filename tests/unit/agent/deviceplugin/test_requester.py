@@ -1,6 +1,6 @@
 from agent.deviceplugin.requester import owner_of
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.allocation.table import AllocationTable
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.table import AllocationTable
 from tests.fakes.nodes import allocation
 from tests.unit.agent.deviceplugin.test_identification import GPU, World
 

@@ -2,8 +2,8 @@
 
 from agent.deviceplugin.requester import ContainerMatch, Requester
 from agent.deviceplugin.settlement import Settler
-from gigaslice.deviceplugin.origin import plugin
-from gigaslice.kube.decode import parse_pod
+from gigaslice.core.deviceplugin.origin import plugin
+from gigaslice.core.kube.decode import parse_pod
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import device_ids, whole_allocation
 

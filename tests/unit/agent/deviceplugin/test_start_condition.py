@@ -7,8 +7,8 @@ import pytest
 from agent.apiserver import NoCluster
 from agent.deviceplugin import prestart as start_module
 from agent.deviceplugin.pod_events import PodEvents
-from gigaslice.deviceplugin.origin import Owner, with_origin
-from gigaslice.model import Pod
+from gigaslice.core.deviceplugin.origin import Owner, with_origin
+from gigaslice.core.model import Pod
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.nodes import device_ids
 from tests.fakes.served import start_decider

@@ -12,11 +12,11 @@ from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.whole_gpus import WholeGpus
 from agent.inventory.holder import InventoryHolder
 from agent.providers.resource import NotYetError, RefusedError
-from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.deviceplugin.origin import plugin
-from gigaslice.kube.decode import parse_pod
-from gigaslice.model import Share
+from gigaslice.core.cluster.assignment import Assignment
+from gigaslice.core.cluster.names import ASSIGNMENT
+from gigaslice.core.deviceplugin.origin import plugin
+from gigaslice.core.kube.decode import parse_pod
+from gigaslice.core.model import Share
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import allocation, device_allocator, inventory, uuid
 from tests.fakes.served import start_decider

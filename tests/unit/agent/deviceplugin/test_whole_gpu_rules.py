@@ -6,12 +6,12 @@ import pytest
 
 from agent.deviceplugin import whole_gpu_rules
 from agent.deviceplugin.device_allocator import tokens_of
-from gigaslice.allocation import whole_gpus
-from gigaslice.allocation.table import AllocationOptions, AllocationTable
-from gigaslice.deviceplugin.device_id import whole_gpu_device_id
-from gigaslice.deviceplugin.origin import GpuTokens, plugin
-from gigaslice.model import Placement, Share, Topology
-from gigaslice.placement import Policy
+from gigaslice.core.allocation import whole_gpus
+from gigaslice.core.allocation.table import AllocationOptions, AllocationTable
+from gigaslice.core.deviceplugin.device_id import whole_gpu_device_id
+from gigaslice.core.deviceplugin.origin import GpuTokens, plugin
+from gigaslice.core.model import Placement, Share, Topology
+from gigaslice.core.placement import Policy
 from tests.fakes.nodes import GIB, allocation, device_ids, inventory, of_tokens, uuid
 
 

@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from agent.front import sockets
-from gigaslice.errors import SocketError
+from gigaslice.core.errors import SocketError
 
 
 @pytest.fixture

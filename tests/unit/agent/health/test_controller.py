@@ -9,7 +9,7 @@ from agent.health.controller import HealthController
 from agent.health.health_files import CORDON, Cordon, change_cordons, read_report
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import GpuEvent, Vitals, merge
-from gigaslice.errors import MissingError
+from gigaslice.core.errors import MissingError
 from gigaslice.runtime.tasks import lasting
 from tests.fakes.nodes import FixedSource, inventory, uuid
 

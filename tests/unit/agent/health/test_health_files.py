@@ -19,7 +19,7 @@ from agent.health.health_files import (
     read_report,
     write_report,
 )
-from gigaslice.errors import StateError, StorageError
+from gigaslice.core.errors import StateError, StorageError
 from tests.fakes.nodes import uuid
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -10,8 +10,8 @@ import pytest
 
 from agent.inventory import nvml
 from agent.inventory.nvml import NvmlSource
-from gigaslice.errors import MissingError
-from gigaslice.model import LinkLevel
+from gigaslice.core.errors import MissingError
+from gigaslice.core.model import LinkLevel
 from tests.fakes.nodes import GIB, uuid
 
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED

@@ -1,7 +1,7 @@
 import asyncio
 
 from agent.inventory.scanner import Scanner
-from gigaslice.errors import InventoryError
+from gigaslice.core.errors import InventoryError
 from tests.fakes.nodes import FixedSource, inventory
 
 

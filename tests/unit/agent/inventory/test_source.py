@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from agent.inventory.source import Inventory, merge
-from gigaslice.model import Topology
+from gigaslice.core.model import Topology
 from tests.fakes.nodes import inventory, uuid
 
 

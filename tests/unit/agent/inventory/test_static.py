@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.inventory.static import StaticSource, parse_inventory
-from gigaslice.errors import InventoryError
+from gigaslice.core.errors import InventoryError
 from tests.fakes.nodes import GIB, uuid
 
 TWO = f"""\

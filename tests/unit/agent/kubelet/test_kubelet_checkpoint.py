@@ -8,7 +8,7 @@ import pytest
 from agent.deviceplugin.messages import container_response
 from agent.kubelet.kubelet_checkpoint import CHECKPOINT, KeptResponses
 from agent.providers.container_edits import ContainerEdits, Mount
-from gigaslice.deviceplugin.device_id import whole_gpu_device_id
+from gigaslice.core.deviceplugin.device_id import whole_gpu_device_id
 from tests.fakes.nodes import uuid
 from vcuda import contract
 

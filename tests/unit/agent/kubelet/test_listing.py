@@ -3,7 +3,7 @@
 from agent.kubelet import listing
 from agent.kubelet.listing import Settling
 from agent.kubelet.pb import podresources_v1_pb2 as podresources
-from gigaslice.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.consumer import ContainerRef
 
 STATIC, POD = "kube-system/nginx-proxy-node-a", "default/p"
 

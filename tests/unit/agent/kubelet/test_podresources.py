@@ -6,8 +6,8 @@ import pytest
 from agent.kubelet.pb import podresources_v1_pb2 as api
 from agent.kubelet.pb import podresources_v1_pb2_grpc as rpc
 from agent.kubelet.podresources import PodResourcesClient
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.errors import KubeletError
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.errors import KubeletError
 
 
 class Lister(rpc.PodResourcesListerServicer):

@@ -18,10 +18,10 @@ from agent.apiserver import NoCluster
 from agent.ledgers.trust import Ceiling, RecentLimits, believed, ceiling
 from agent.ledgers.usage import Reading
 from agent.telemetry.counters import Counters
-from gigaslice.allocation import start_decision
-from gigaslice.allocation.table import AllocationOptions, LiveLimit
-from gigaslice.limits import live_limits
-from gigaslice.model import NodeState
+from gigaslice.core.allocation import start_decision
+from gigaslice.core.allocation.table import AllocationOptions, LiveLimit
+from gigaslice.core.limits import live_limits
+from gigaslice.core.model import NodeState
 from tests.fakes.hostile import HostileLedger
 from tests.fakes.nodes import GIB, allocation, inventory, uuid
 

@@ -12,7 +12,7 @@ from agent.inventory.sysfs import node_cpus
 from agent.ledgers import usage
 from agent.limits import cpus as module
 from agent.limits.cpus import CpuBinder, narrowed
-from gigaslice.allocation.table import AllocationTable
+from gigaslice.core.allocation.table import AllocationTable
 from tests.fakes.nodes import allocation, inventory
 from vcuda import ProcessUsage
 

@@ -21,12 +21,12 @@ from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import Inventory
 from agent.limits.manager import LimitChange, LimitsManager
 from agent.persistence.store import Store
-from gigaslice.allocation.table import AllocationOptions
-from gigaslice.deviceplugin.handing_out import with_freed
-from gigaslice.deviceplugin.origin import plugin
-from gigaslice.kube.decode import parse_pod
-from gigaslice.limits.live_limits import ResizeRefusal
-from gigaslice.model import ANNOTATIONS, AnnotationRights, Gpu, Topology
+from gigaslice.core.allocation.table import AllocationOptions
+from gigaslice.core.deviceplugin.handing_out import with_freed
+from gigaslice.core.deviceplugin.origin import plugin
+from gigaslice.core.kube.decode import parse_pod
+from gigaslice.core.limits.live_limits import ResizeRefusal
+from gigaslice.core.model import ANNOTATIONS, AnnotationRights, Gpu, Topology
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import GIB, device_allocator, device_ids, inventory, uuid

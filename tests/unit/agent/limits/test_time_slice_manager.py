@@ -10,9 +10,9 @@ import vcuda
 from agent.inventory.page_faults import Paging
 from agent.inventory.source import Inventory
 from agent.limits.time_slice_manager import BUSY, LEASE_MS, QUIET, SOON, TimeSliceManager
-from gigaslice.allocation.table import AllocationOptions, AllocationTable
-from gigaslice.deviceplugin.origin import GpuTokens
-from gigaslice.model import Gpu, Topology
+from gigaslice.core.allocation.table import AllocationOptions, AllocationTable
+from gigaslice.core.deviceplugin.origin import GpuTokens
+from gigaslice.core.model import Gpu, Topology
 from tests.fakes.hostile import HostileLedger
 from tests.fakes.nodes import GIB, of_tokens, uuid
 from vcuda import contract

@@ -31,13 +31,13 @@ from agent.deviceplugin.records import CODEC
 from agent.deviceplugin.reviews import carry_out
 from agent.inventory.holder import InventoryHolder
 from agent.persistence.store import Store
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.allocation.table import LiveLimit
-from gigaslice.deviceplugin.lifetime import Evidence, Listed, PodListing
-from gigaslice.deviceplugin.origin import held, plugin
-from gigaslice.deviceplugin.reconcile import review
-from gigaslice.errors import GigasliceError
-from gigaslice.placement import Policy
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.table import LiveLimit
+from gigaslice.core.deviceplugin.lifetime import Evidence, Listed, PodListing
+from gigaslice.core.deviceplugin.origin import held, plugin
+from gigaslice.core.deviceplugin.reconcile import review
+from gigaslice.core.errors import GigasliceError
+from gigaslice.core.placement import Policy
 from gigaslice.runtime import logs
 from tests.fakes.nodes import GIB, all_device_ids, device_allocator, inventory
 from vcuda import contract

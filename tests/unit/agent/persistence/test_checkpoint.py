@@ -8,8 +8,8 @@ import pytest
 from agent.deviceplugin.records import CODEC
 from agent.persistence import codec
 from agent.persistence.checkpoint import CheckpointFile
-from gigaslice.allocation.table import AllocationTable
-from gigaslice.errors import CheckpointError, CheckpointVersionError, StorageError
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.errors import CheckpointError, CheckpointVersionError, StorageError
 from tests.fakes.nodes import allocation
 
 FIRST = AllocationTable().with_allocation(allocation(1, (0, range(8))))

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from agent.deviceplugin.records import CODEC
 from agent.persistence import codec
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.allocation.table import AllocationOptions, AllocationTable, LiveLimit
-from gigaslice.deviceplugin.origin import GpuTokens, Owner, plugin
-from gigaslice.errors import CheckpointError, CheckpointVersionError
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.table import AllocationOptions, AllocationTable, LiveLimit
+from gigaslice.core.deviceplugin.origin import GpuTokens, Owner, plugin
+from gigaslice.core.errors import CheckpointError, CheckpointVersionError
 from tests.fakes.nodes import GIB, LIBRARY, allocation, of_tokens, uuid
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)

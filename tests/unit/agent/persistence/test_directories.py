@@ -9,10 +9,10 @@ import vcuda
 from agent.deviceplugin.records import CODEC
 from agent.ledgers import usage
 from agent.persistence.directories import AllocationDirs
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.allocation.table import AllocationOptions
-from gigaslice.deviceplugin.origin import Owner, plugin, with_origin
-from gigaslice.errors import StorageError
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.table import AllocationOptions
+from gigaslice.core.deviceplugin.origin import Owner, plugin, with_origin
+from gigaslice.core.errors import StorageError
 from tests.fakes.nodes import GIB, LIBRARY, allocation, uuid
 from vcuda import contract
 

@@ -7,7 +7,7 @@ import pytest
 
 from agent.persistence import directories
 from agent.persistence.housekeeper import Housekeeper
-from gigaslice.errors import StorageError
+from gigaslice.core.errors import StorageError
 from tests.fakes.nodes import device_ids
 
 

@@ -16,7 +16,7 @@ from agent.deviceplugin.records import CODEC
 from agent.ledgers import usage
 from agent.persistence.ledger_files import ledger_path
 from agent.persistence.store import Store, read_only
-from gigaslice.errors import StorageError
+from gigaslice.core.errors import StorageError
 from tests.fakes.nodes import allocation
 from vcuda import contract
 

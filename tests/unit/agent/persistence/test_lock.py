@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.persistence.lock import LockFile
-from gigaslice.errors import LockedError, StorageError
+from gigaslice.core.errors import LockedError, StorageError
 
 ROOT = Path(__file__).resolve().parents[4]
 

@@ -11,8 +11,8 @@ from agent.commands import status
 from agent.deviceplugin.records import CODEC
 from agent.health import health_files as health
 from agent.persistence.store import Store
-from gigaslice.deviceplugin.origin import plugin
-from gigaslice.errors import GigasliceError
+from gigaslice.core.deviceplugin.origin import plugin
+from gigaslice.core.errors import GigasliceError
 from tests.fakes.nodes import allocation
 from vcuda import errors, quotas
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.persistence.room import ENOUGH_BYTES, Room
-from gigaslice.errors import StorageError
+from gigaslice.core.errors import StorageError
 
 STATE = Path("/state")
 

@@ -8,12 +8,12 @@ from agent.deviceplugin.records import CODEC
 from agent.deviceplugin.reviews import carry_out
 from agent.ledgers import usage
 from agent.persistence.store import Store, read_only
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.allocation.table import AllocationTable
-from gigaslice.deviceplugin.lifetime import Evidence, Listed, PodListing
-from gigaslice.deviceplugin.origin import plugin, with_origin
-from gigaslice.deviceplugin.reconcile import review
-from gigaslice.errors import CheckpointError, LockedError, MissingError, StorageError
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.deviceplugin.lifetime import Evidence, Listed, PodListing
+from gigaslice.core.deviceplugin.origin import plugin, with_origin
+from gigaslice.core.deviceplugin.reconcile import review
+from gigaslice.core.errors import CheckpointError, LockedError, MissingError, StorageError
 from tests.fakes.nodes import LIBRARY, allocation, inventory
 from vcuda import contract
 

@@ -15,7 +15,7 @@ from structlog.testing import LogCapture
 from agent.config import Config
 from agent.roles import gpu_wait
 from agent.roles.gpu_wait import Bus, GpuWait
-from gigaslice.errors import MissingError
+from gigaslice.core.errors import MissingError
 
 NOTHING, GPU, DRIVER = Bus((), False), Bus(("0000:3b:00.0",), False), Bus(("0000:3b:00.0",), True)
 

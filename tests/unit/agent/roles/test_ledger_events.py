@@ -4,9 +4,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from agent.roles.ledger_events import LedgerEvents
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.allocation.table import AllocationTable
-from gigaslice.model import Pod
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.model import Pod
 from tests.fakes.nodes import allocation
 
 ONE = allocation(1, (0, range(2)), container=ContainerRef("default", "p", "main"))

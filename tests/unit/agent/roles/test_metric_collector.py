@@ -17,9 +17,9 @@ from agent.limits.time_slice_manager import TimeSliceManager
 from agent.roles.metric_collector import MetricCollector
 from agent.telemetry.counters import Counters
 from agent.telemetry.metrics import METRICS
-from gigaslice.allocation.consumer import ContainerRef
-from gigaslice.allocation.table import AllocationTable
-from gigaslice.deviceplugin.origin import with_origin
+from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.deviceplugin.origin import with_origin
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.nodes import allocation, inventory, uuid
 from vcuda import ProcessUsage, ShareUsage

@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from agent.roles.new_types import NewTypes
-from gigaslice.model import ResourceTypes
+from gigaslice.core.model import ResourceTypes
 from tests.fakes.eventually import until
 from tests.fakes.nodes import inventory
 

@@ -4,7 +4,7 @@ import ssl
 import pytest
 import yaml
 
-from gigaslice.errors import ConfigError
+from gigaslice.core.errors import ConfigError
 from gigaslice.kubeapi.access import Access, find_access
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from gigaslice.kubeapi.access import Access
 from gigaslice.kubeapi.client import ApiFailure, KubeClient
-from gigaslice.webhook.certificates import issue_certificates
+from gigaslice.roles.webhook.certificates import issue_certificates
 from tests.fakes.connections import Connections
 from tests.fakes.kubeapi import wire
 from tests.fakes.kubeapi.raw import CHUNKED, chunk, serving, whole

@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 from agent.apiserver import KubeCluster
 from agent.apiserver.node_client import node_client
 from agent.apiserver.node_pods import node_pods
-from gigaslice.kube.decode import parse_pod, unread_pod
-from gigaslice.kube.object_reader import Document
-from gigaslice.kube.weight import bytes_of
+from gigaslice.core.kube.decode import parse_pod, unread_pod
+from gigaslice.core.kube.object_reader import Document
+from gigaslice.core.kube.weight import bytes_of
+from gigaslice.core.model import ContainerKind, Pod, PodContainer
 from gigaslice.kubeapi import informer as informer_module
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.events import NODE_RATES, EventRecorder
 from gigaslice.kubeapi.failures import ApiFailure, object_path
 from gigaslice.kubeapi.informer import Bound, Informer
-from gigaslice.model import ContainerKind, Pod, PodContainer
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.kubeapi.raw import CHUNKED, END, chunk, serving, whole

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from gigaslice.dataset.errors import RequestError
-from gigaslice.dataset.objects import parse_dataset
+from gigaslice.core.dataset.errors import RequestError
+from gigaslice.core.dataset.objects import parse_dataset
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.documents import WHOLE, AnswerDecoder
 from gigaslice.kubeapi.informer import Informer

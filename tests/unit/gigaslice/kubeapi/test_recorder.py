@@ -1,6 +1,6 @@
 import asyncio
 
-from gigaslice.kube.event import Regarding
+from gigaslice.core.kube.event import Regarding
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.events import EventRecorder
 from tests.fakes.eventually import until

@@ -12,11 +12,11 @@ import ssl
 import pytest
 from aiohttp import web
 
+from gigaslice.roles.webhook.certificates import issue_certificates
 from gigaslice.runtime import bounded_listener
 from gigaslice.runtime.bounded_listener import BoundedListener
 from gigaslice.runtime.connection_bounds import ConnectionBounds, ConnectionState
 from gigaslice.runtime.web_servers import served
-from gigaslice.webhook.certificates import issue_certificates
 
 SMALL = ConnectionBounds(silent=20, unasked=6, kept=4, seconds=20.0, grace=0.05, held_bytes=200_000)
 REQUEST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"

@@ -17,14 +17,14 @@ WALL = {
     "agent/commands/prefetch_nodes.py",  # compared with times that other machines have written
     "gigaslice/kubeapi/events.py",
     "agent/front/log.py",
-    "gigaslice/controller/dataset_statuses.py",  # the same
-    "gigaslice/dataset_node/publishing.py",  # written for other machines
-    "gigaslice/dataset_node/sources/posix.py",  # compared with times of files
-    "gigaslice/dataset_node/sources/http_client.py",  # Retry-After as a date
+    "gigaslice/roles/controller/dataset_statuses.py",  # the same
+    "gigaslice/roles/dataset_node/publishing.py",  # written for other machines
+    "gigaslice/roles/dataset_node/sources/posix.py",  # compared with times of files
+    "gigaslice/roles/dataset_node/sources/http_client.py",  # Retry-After as a date
     "gigaslice/kubeapi/lease.py",
-    "gigaslice/scheduler/pod_conditions.py",
-    "gigaslice/scheduler/service.py",
-    "gigaslice/webhook/rotation.py",
+    "gigaslice/roles/scheduler/pod_conditions.py",
+    "gigaslice/roles/scheduler/service.py",
+    "gigaslice/roles/webhook/rotation.py",
 }
 
 

@@ -9,8 +9,8 @@ from agent.cli import main
 from agent.deviceplugin.records import CODEC
 from agent.health.health_files import Report, change_cordons, read_report, write_report
 from agent.persistence.store import Store
-from gigaslice.allocation.table import AllocationTable
-from gigaslice.errors import GigasliceError, StorageError
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.errors import GigasliceError, StorageError
 from gigaslice.runtime.files import is_directory, open_file, read_file, remedy, replace_file
 
 INVENTORY = "gpus:\n  - uuid: GPU-00000000-0000-4000-8000-000000000001\n    model: L4\n    memory: 8GiB\n"

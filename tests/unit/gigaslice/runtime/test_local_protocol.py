@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gigaslice.errors import ConfigError, ControlError, MissingError
+from gigaslice.core.errors import ConfigError, ControlError, MissingError
 from gigaslice.runtime import local_protocol
 from gigaslice.runtime.local_protocol import MOST_LINE_BYTES, NOT_A_MESSAGE, ask, conversation
 from gigaslice.runtime.local_sockets import Answer, LineConnection, LineServer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gigaslice.errors import ConfigError
+from gigaslice.core.errors import ConfigError
 from gigaslice.runtime import setting_values as values
 from gigaslice.runtime import settings
 from gigaslice.runtime.settings import Settings, setting

@@ -1,0 +1,63 @@
+"""Free device IDs that no container can get, since the kubelet counts device IDs and the GPUs count bytes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from gigaslice.core.allocation.table import Allocation, AllocationTable, Hold
+from gigaslice.core.deviceplugin.device_id import gpu_device_ids
+from gigaslice.core.deviceplugin.origin import is_plugin, kept
+from gigaslice.core.model import Gpu
+
+__all__ = ["withheld"]
+
+
+def withheld(table: AllocationTable, gpus: Sequence[Gpu], uncounted: Collection[str] = ()) -> frozenset[str]:
+    """The free device IDs that cannot be had: containers count for more than theirs, or have what is not counted.
+
+    The kubelet counts device IDs. A grown container has no more of them than before, and one that has lent them to a
+    container on another GPU has none; nor has what another API has given out. UNCOUNTED: allocations whose devices the
+    kubelet counts as free and whose pods the scheduler does not count either. Nothing else is withheld, and never a
+    device ID that a container has: the kubelet takes a container whose devices are unhealthy for broken. Device IDs of
+    the grown containers' GPUs come first, and of each GPU those with the largest numbers.
+    """
+    units_of = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
+    growth: dict[str, int] = {}
+    promised: dict[str, int] = {}
+    for allocation in table.allocations:
+        given = {
+            hold.gpu: 0 if allocation.id in uncounted else _by_device_ids(allocation, hold)
+            for hold in allocation.holds
+        }
+        for gpu, count in allocation.promised.items():
+            promised[gpu] = promised.get(gpu, 0) + count
+            growth[gpu] = growth.get(gpu, 0) + max(0, count - given[gpu])
+    if not any(growth.values()):
+        return frozenset()
+    taken = frozenset(
+        device_id
+        for allocation in table.allocations
+        if allocation.id not in uncounted
+        for device_id in kept(allocation)
+    )
+    free = {
+        gpu.uuid: [device_id for device_id in gpu_device_ids(gpu) if device_id not in taken] for gpu in gpus
+    }
+    room = {
+        gpu.uuid: max(0, gpu.bytes_of(gpu.slices) - promised.get(gpu.uuid, 0)) // gpu.slice_bytes
+        for gpu in gpus
+    }
+    grown = sum(-(-count // units_of[gpu]) for gpu, count in growth.items() if gpu in units_of)
+    lost = min(grown, sum(map(len, free.values())) - sum(room.values()))
+    hidden: list[str] = []
+    for gpu in sorted(free, key=lambda uuid: (-growth.get(uuid, 0), uuid)):
+        surplus = min(max(0, len(free[gpu]) - room[gpu]), max(0, lost - len(hidden)))
+        hidden += free[gpu][len(free[gpu]) - surplus :]
+    return frozenset(hidden)
+
+
+def _by_device_ids(allocation: Allocation, hold: Hold) -> int:
+    """What the device IDs of a hold make the kubelet count for it; nothing where another API gave it out."""
+    if not is_plugin(allocation):
+        return 0
+    return hold.memory_bytes if hold.counted_bytes is None else hold.kept_bytes

@@ -1,0 +1,64 @@
+"""Sizes in bytes as people write and read them. Pure.
+
+The library in a container parses the same texts in C (`native/base/text.c`). No text may be two numbers, so this parser
+takes and refuses exactly what that one does, its bounds included; tests put every form and random texts to both.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gigaslice.core.errors import SizeError
+
+__all__ = ["MAX_BYTES", "format_bytes", "parse_bytes"]
+
+MAX_BYTES = (1 << 47) - 1
+"""The largest size: what one word of a limits page can hold."""
+
+_SIZE = re.compile(r"([0-9]+)(?:\.([0-9]+))?([a-z]*)", re.ASCII)
+_SHIFTS = {"": 0, "b": 0} | {
+    letter + rest: 10 * power for power, letter in enumerate("kmgt", start=1) for rest in ("", "i", "ib")
+}
+_STEPS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_WORD = (1 << 64) - 1  # the C parser's arithmetic: what would not fit is refused
+_MOST_DECIMALS = 7
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "8GiB", "512MiB", "1.5G" (= 1.5 GiB) or "1073741824".
+
+    Raises:
+        SizeError: for anything else: zero, negative numbers, fractions of a byte, more than MAX_BYTES, and "8GB", which
+            is 10^9 to some and 2^30 to others. It is a ValueError, and its text says what to write instead.
+    """
+    size = _parsed(text)
+    if size is None:
+        raise SizeError(text)
+    return size
+
+
+def _parsed(text: str) -> int | None:
+    match = _SIZE.fullmatch(text.lower() if text.isascii() else "")
+    if match is None or match[3] not in _SHIFTS:
+        return None
+    whole, decimals, shift = match[1].lstrip("0") or "0", match[2] or "", _SHIFTS[match[3]]
+    if len(whole) > len(str(MAX_BYTES)) or int(whole[:-1] or "0") > MAX_BYTES // 10:
+        return None
+    if len(decimals) > _MOST_DECIMALS:
+        return None
+    digits = int(whole + decimals)
+    if decimals and digits // 10 > _WORD // 100:
+        return None
+    if digits > _WORD >> shift:
+        return None
+    size, rest = divmod(digits << shift, 10 ** len(decimals))
+    return size if rest == 0 and 0 < size <= MAX_BYTES else None
+
+
+def format_bytes(count: int) -> str:
+    """Writes bytes with the largest binary unit that is not above them: "8 GiB", "1.5 GiB", "0 B"."""
+    for size, name in _STEPS:
+        if abs(count) >= size:
+            text = f"{count / size:.1f}".removesuffix(".0")
+            return f"{text} {name}"
+    return f"{count} B"

@@ -1,0 +1,24 @@
+import pytest
+
+from gigaslice.core import units
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("8GiB", 8 << 30), ("512MiB", 512 << 20), ("8G", 8 << 30), ("1073741824", 1 << 30)]
+)
+def test_sizes_that_people_write(text, count):
+    assert units.parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "8 apples", "1e9", "999999TiB", "8GiB ", "GiB"])
+def test_anything_else_is_refused_with_a_sentence(text):
+    with pytest.raises(ValueError, match="KiB, MiB, GiB or TiB"):
+        units.parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1 << 30, "1 GiB"), (3 << 29, "1.5 GiB"), (24 << 30, "24 GiB")],
+)
+def test_bytes_are_written_in_the_largest_unit(count, text):
+    assert units.format_bytes(count) == text

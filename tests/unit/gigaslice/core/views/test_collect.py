@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from gigaslice.core.classes.resource_class import parse_resource_class
+from gigaslice.core.cluster.holding import HeldShare, Holding, PodConsumer
+from gigaslice.core.cluster.inventory import NodeInventory
+from gigaslice.core.cluster.state import ClusterState, NodeFacts
+from gigaslice.core.model import Occupant, Share, Topology
+from gigaslice.core.views.cluster_picture import GpuCondition, LinkGroup
+from gigaslice.core.views.collect import picture
+from gigaslice.core.views.page import render
+from gigaslice.core.views.svg import cluster_svg
+from gigaslice.core.views.totals import totals
+from tests.unit.gigaslice.core.cluster.clusters import bound, container, facts, inventory_gpu, pod, uuid
+
+GIB = 1 << 30
+
+
+def state() -> ClusterState:
+    found = ClusterState()
+    found.put_node(facts("node-a", 4))
+    found.put_node(facts("node-b", [inventory_gpu("node-b", 0, unhealthy="Xid 79")], schedulable=False))
+    found.put_node(NodeFacts("cpu-only"))
+    found.put_node(NodeFacts("broken", "{}", ready=False))
+    found.put_pod(bound("u1", "node-a", (0, 6), (1, 16)))
+    return found
+
+
+def test_a_picture_has_what_the_state_has() -> None:
+    view = picture(state())
+    assert [node.name for node in view.nodes] == ["broken", "cpu-only", "node-a", "node-b"]
+    broken, plain, a, b = view.nodes
+    assert broken.conditions == ("not ready", "its inventory cannot be read, or lists no GPU")
+    assert plain.conditions == ()
+    assert [gpu.condition for gpu in a.gpus] == [
+        GpuCondition.PARTLY_USED,
+        GpuCondition.FULL,
+        GpuCondition.WHOLE,
+        GpuCondition.WHOLE,
+    ]
+    assert str(a.gpus[0].holders[0]) == "team/pod-u1"
+    assert a.links == (LinkGroup("PIX", (0, 1)), LinkGroup("PIX", (2, 3)), LinkGroup("SYS", (0, 1, 2, 3)))
+    assert b.gpus[0].unhealthy == "Xid 79"
+    assert b.conditions == ("cordoned",)
+
+
+def test_no_later_change_touches_it() -> None:
+    cluster = state()
+    before = picture(cluster)
+    svg = cluster_svg(before)
+    cluster.drop_pod("u1")
+    cluster.drop_node("node-b")
+    assert cluster_svg(before) == svg != cluster_svg(picture(cluster))
+
+
+def test_pods_that_only_the_agent_knows_have_their_uid_or_the_name_that_is_given() -> None:
+    cluster = ClusterState()
+    gpus = (inventory_gpu("n", 0),)
+    held = (Occupant("uid-7", (Share(uuid("n", 0), 3),)),)
+    cluster.put_node(NodeFacts("n", NodeInventory(gpus, Topology.flat(1), held).encode()))
+    assert str(picture(cluster).nodes[0].gpus[0].holders[0]) == "uid-7"
+    assert str(picture(cluster, names={"uid-7": "team/x"}).nodes[0].gpus[0].holders[0]) == "team/x"
+
+
+def test_what_several_pods_share_has_the_names_of_all() -> None:
+    cluster = state()
+    pods = (PodConsumer("u8", "team", "first"), PodConsumer("u9", "team", "second"))
+    cluster.put_holding("node-a", Holding("claim", (HeldShare(uuid("node-a", 3), 2),), pods))
+    (holder,) = picture(cluster).nodes[2].gpus[3].holders
+    assert (str(holder), holder.slices) == ("team/first, second", 2)
+
+
+def test_waiting_pods_come_with_their_explanation() -> None:
+    one = pod("w", container(gpus=5), created="05:00")
+    view = picture(state(), [one], ["move x"])
+    (waiting,) = view.waiting
+    assert waiting.since == "05:00"
+    assert waiting.details
+    assert "05:00" in render(view)
+
+
+def test_classes_say_what_they_select() -> None:
+    cluster = state()
+    selector = {"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["8GiB"]}]}
+    cluster.put_class(parse_resource_class({"metadata": {"name": "big"}, "spec": {"selector": selector}}))
+    none = {"matchLabels": {"model": "NVIDIA H100"}}
+    share = {"memory": "4Gi", "cores": 20}
+    cluster.put_class(
+        parse_resource_class({"metadata": {"name": "h100"}, "spec": {"selector": none, "share": share}})
+    )
+    big, h100 = picture(cluster).classes
+    assert (big.name, big.devices, big.free, big.nodes, big.selects) == ("big", 5, 2, 2, "memory > 8GiB")
+    assert h100.selects == "model is NVIDIA H100; a unit is 4 GiB and 20% of the compute of a GPU"
+    assert h100.problem == "no GPU of the cluster matches"
+
+
+def test_memory_is_added_up_by_namespace_and_pod() -> None:
+    (team,) = totals(picture(state()))
+    assert (team.namespace, team.size, team.gpus, len(team.pods)) == ("team", 22 * GIB, 2, 1)
+    assert (team.pods[0].whole, team.pods[0].node) == (1, "node-a")
