@@ -77,8 +77,7 @@ class WholeGpus(GpuResource):
         self.parts.store.watchers.append(self._alarm.ring)
         try:
             while True:
-                gpus = self._gpus.now.gpus
-                self._withhold(whole_gpu_rules.slices_withheld(self.parts.store.table, gpus))
+                self.withhold_slices()
                 if (now := self.devices()) != shown:
                     shown = now
                     changed()
@@ -86,6 +85,14 @@ class WholeGpus(GpuResource):
         finally:
             self.parts.store.watchers.remove(self._alarm.ring)
             unwatch()
+
+    def withhold_slices(self) -> None:
+        """Takes the slices of the GPUs that are given out whole off their list.
+
+        Before either list is served, too: a kubelet that is shown them for a moment gives them to a pod, which then
+        waits for as long as the other one runs.
+        """
+        self._withhold(whole_gpu_rules.slices_withheld(self.parts.store.table, self._gpus.now.gpus))
 
     def _device_ids(self, devices: Iterable[str]) -> tuple[str, ...]:
         return tuple(map(whole_gpu_device_id, devices))

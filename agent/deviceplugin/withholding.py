@@ -53,12 +53,16 @@ class Withholding:
         following = asyncio.create_task(self._follow_pods())
         try:
             while True:
-                self._withhold(self.device_ids())
+                self.apply()
                 await self._alarm.wait(self._interval)
         finally:
             self._store.watchers.remove(self._alarm.ring)
             following.cancel()
             await asyncio.wait([following])
+
+    def apply(self) -> None:
+        """Takes off the list what cannot be had now. Before the list is served, too: the kubelet would give it out."""
+        self._withhold(self.device_ids())
 
     def device_ids(self) -> frozenset[str]:
         """Returns the device IDs that the kubelet must not allocate now."""

@@ -117,19 +117,21 @@ def build(
         time_slices=time_slices,
         cluster=cluster,
     )
+    withholding = Withholding(
+        store,
+        gpus,
+        cluster,
+        interval=config.measure_interval,
+        withhold=devices.withhold,
+        outlived=plugin.poller.outlived,
+    )
+    withholding.apply()
     restarted: dict[str, Run] = {
         "cluster": cluster.run,
         "datasets": datasets.run,
         "ends": plugin.poller.follow,
         "limits": limits.run,
-        "withholding": Withholding(
-            store,
-            gpus,
-            cluster,
-            interval=config.measure_interval,
-            withhold=devices.withhold,
-            outlived=plugin.poller.outlived,
-        ).run,
+        "withholding": withholding.run,
         "shares": ComputeManager(store, now, source.process_busy).run,
         "time_slices": time_slices.run,
         "control": ControlServer(store, limits).run,

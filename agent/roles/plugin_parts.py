@@ -125,7 +125,9 @@ class PluginBuilder:
 
     def _whole_gpus(self, devices: DeviceList, allocated: Callable[[], None]) -> WholeGpus:
         allocator = self._allocator(self._gpus, self._resources[0], whole=True)
-        return WholeGpus(self._parts(allocator, allocated), self._gpus, devices.set_taken_whole)
+        whole_gpus = WholeGpus(self._parts(allocator, allocated), self._gpus, devices.set_taken_whole)
+        whole_gpus.withhold_slices()
+        return whole_gpus
 
     def _parts(self, allocator: DeviceAllocator, allocated: Callable[[], None]) -> ResourceParts:
         store, cluster, resource = self._store, self._cluster, allocator.resource
