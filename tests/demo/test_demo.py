@@ -136,7 +136,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(number, at, tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         os.killpg(demo.pid, number)
-        assert demo.wait(60) == 128 + number, log.read_text()
+        assert demo.wait(180) == 128 + number, log.read_text()
     finally:
         demo.kill()
         demo.wait()
