@@ -25,7 +25,10 @@ from vcuda.version import VERSION
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = sorted(path for top in ("agent", "gigaslice") for path in (ROOT / top).rglob("*.py"))
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-PAGES = [*TOP, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "adr").glob("*.md"))]
+PAGES = [
+    *TOP, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "adr").glob("*.md")),
+    *sorted((ROOT / "gigaslice").rglob("*.md")),
+]  # fmt: skip
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 COMMANDS = {"gigaslice": agent_cli.make_parser, "vcuda": vcuda_cli._parser}
 
@@ -62,7 +65,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @every_page
 def test_files_that_are_named_exist(page: Path) -> None:
     for span in code_spans(page):
-        if re.fullmatch(r"(agent|native|vcuda|tests|docs|proto|\.ci)/[\w./-]+", span):
+        if re.fullmatch(r"(agent|gigaslice|native|vcuda|tests|docs|proto|\.ci)/[\w./-]+", span):
             assert (ROOT / span).exists(), span
 
 
