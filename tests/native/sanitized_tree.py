@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 NAME = "gigaslice.roles.dataset_node.sources._tree"
-TESTS = Path(__file__).parents[1] / "unit/gigaslice/dataset_node/sources"
+TESTS = Path(__file__).parents[1] / "unit/gigaslice/roles/dataset_node/sources"
 
 
 def main(extension: str) -> int:
