@@ -95,6 +95,7 @@ def test_a_pod_that_the_watch_does_not_show_is_read_past_it(begin, api):
 def test_a_server_that_does_not_answer_ends_in_a_refused_start_and_never_on_another_gpu(begin, api):
     kubelet, agent = begin()
     first = kubelet.run_pod(assigned("first", [(0, 20)]))
+    agent.wait_event("watching")  # a list under way would still show the next pod
     api.hanging = True
     late = kubelet.create_pod(assigned("late", [(3, 4)]))  # left to itself, the agent fills the first GPU
     agent.wait_event("pods not read")
