@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from vcuda._native import lib
 
 from tests.native import scripted
 from tests.native.running import CLIENTS, LIBRARY, ROOT, SUCCESS, Place, eventually
@@ -96,6 +98,51 @@ def test_a_killed_process_leaves_the_rest_its_share(stage):
     del tenant.programs[:2]
     assert 12 < stage.shares(2)[0] < LIMITED[1]
     assert read_shares(tenant.ledger)[tenant.uuid].flying <= 1
+
+
+def test_processes_poll_at_the_instants_that_all_agree_on(stage):
+    """A poll moves the bucket's time, which nothing else does while no launch waits: the words of the ledger that are
+    times of now. A thread is late on a busy machine, so it is tried until most of a second's polls are within a fifth
+    of a tick. Of polls at other instants a fifth would be.
+    """
+    tenant = stage.tenant(99)
+    stage.start(tenant, ("plain", "work_500us", "1", "2000"), count=2)
+
+    def polls() -> list[int]:
+        instants: set[int] = set()
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            with tenant.ledger.open("rb") as file:
+                words = struct.unpack("512Q", file.read(4096))
+            now = time.monotonic_ns()
+            instants.update(word for word in words if now - 20_000_000 < word <= now)
+        return sorted(instants)
+
+    def lateness(poll: int) -> int:
+        """Nanoseconds since the last instant."""
+        instant = lib.poll_instant(poll - 2 * lib.VC_POLL_TICK_NS)
+        while (following := lib.poll_instant(instant)) <= poll:
+            instant = following
+        return poll - instant
+
+    def on_time() -> bool:
+        late = [lateness(poll) for poll in polls()]
+        return len(late) > 100 and sum(ns < lib.VC_POLL_TICK_NS / 5 for ns in late) > len(late) / 2
+
+    assert eventually(on_time, 60)
+
+
+def test_work_goes_on_while_its_process_has_no_processor_time(stage):
+    """As in a container at its limit of CPU time: what the thread could not poll is charged when it comes back."""
+    tenant = stage.tenant(25)
+    stage.start(tenant, ("plain", "work_1500ms", "1", "0"))
+    assert eventually(lambda: read_shares(tenant.ledger)[tenant.uuid].spent > 0.05)
+    tenant.programs[0].send_signal(signal.SIGSTOP)
+    time.sleep(0.8)
+    tenant.programs[0].send_signal(signal.SIGCONT)
+    assert eventually(lambda: read_shares(tenant.ledger)[tenant.uuid].spent > 1.2, 1.2), (
+        "before the next kernel"
+    )
 
 
 def test_a_share_is_changed_while_the_program_runs(stage):
