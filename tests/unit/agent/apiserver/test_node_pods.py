@@ -1,6 +1,7 @@
 """This node's pods against a server that ends, forgets, hangs, cuts and refuses."""
 
 import asyncio
+import math
 
 import pytest
 
@@ -12,6 +13,11 @@ from tests.fakes.eventually import run_beside, until
 from tests.fakes.kubeapi import NODE, ApiServer, pod_document
 
 GPU = "gigaslice.io/vgpu-memory"
+
+
+def is_watching(pods):
+    """Whether the list is there and the watch has begun: one that is being asked for has read the token already."""
+    return pods.silent_seconds(math.inf) == 0.0
 
 
 @pytest.fixture
@@ -86,7 +92,7 @@ def test_a_version_that_is_forgotten_brings_a_new_list(server, watching):
     server.put("pods", pod_document("old"))
 
     async def story(pods):
-        await until(lambda: is_synced(pods))
+        await until(lambda: is_watching(pods))
         server.hanging = True
         server.drop_watches()
         server.delete("pods", "old", "default")
@@ -121,7 +127,7 @@ def test_a_server_that_lags_behind_brings_no_earlier_pod_back(server, watching):
 
 def test_a_bookmark_moves_the_version_on(server, watching):
     async def story(pods):
-        await until(lambda: is_synced(pods))
+        await until(lambda: is_watching(pods))
         server.store.bookmark()
         newest = server.version
         while not server.asked("GET", f"resourceVersion={newest}"):
@@ -148,7 +154,7 @@ def test_refusal_is_told_and_what_was_known_stays(server, watching):
     server.put("pods", pod_document("p"))
 
     async def story(pods):
-        await until(lambda: is_synced(pods))
+        await until(lambda: is_watching(pods))
         server.denial = 403
         server.drop_watches()
         await until(lambda: is_refused(pods))
@@ -192,7 +198,7 @@ def test_a_server_that_never_let_us_in_is_believed_at_once(client_of):
 @pytest.mark.parametrize("broken", ["", "two\nlines\n", "\u00e9"])
 def test_a_token_that_is_just_being_written_is_waited_for(server, watching, tmp_path, broken, capsys):
     async def story(pods):
-        await until(lambda: is_synced(pods))
+        await until(lambda: is_watching(pods))
         (tmp_path / "token").write_text(broken)
         server.drop_watches()
         await until(lambda: not is_synced(pods))
@@ -206,7 +212,7 @@ def test_a_token_that_is_just_being_written_is_waited_for(server, watching, tmp_
 
 def test_a_token_that_was_renewed_is_used(server, watching, tmp_path):
     async def story(pods):
-        await until(lambda: is_synced(pods))
+        await until(lambda: is_watching(pods))
         server.token = "a newer token"
         server.drop_watches()
         await until(lambda: is_refused(pods))
