@@ -38,6 +38,13 @@ from gigaslice.core.errors import CheckpointError, GigasliceError, InputError, S
 from gigaslice.core.kube.decode import parse_pod, unread_pod
 from gigaslice.core.kube.fields import object_at, objects_at
 from gigaslice.core.kube.quantity import parse_quantity
+from gigaslice.core.limits.driver_limit_messages import (
+    ApplyAnswer,
+    ApplyRequest,
+    SupportAnswer,
+    WatchAnswer,
+    WatchRequest,
+)
 from gigaslice.core.model.annotation_rights import AnnotationRights
 from gigaslice.core.model.annotations import parse_options
 from gigaslice.core.model.options import SliceUnit
@@ -69,8 +76,12 @@ __all__ = ["DECODERS", "EXEMPT", "Decoder"]
 
 Call = Callable[[Any, Path], Any]
 AGENT, SCHEDULER, CONTROLLER, DATASET, CLI = "node", "scheduler", "controller", "dataset", "commands"
+LIMITS = "driver-limits"
 CLUSTER = (SCHEDULER, CONTROLLER)
 _UNIT = SliceUnit(1 << 30, parse_bytes)
+_MESSAGES = "gigaslice.core.limits.driver_limit_messages"
+_GPU = "GPU-00000000-0000-4000-8000-000000000001"
+_POD_LIMITS = {"uid": "2c48913c-b29f-11e7-9350-020968147796", "gpus": {_GPU: 1 << 33}}
 
 
 @dataclass(frozen=True)
@@ -439,6 +450,23 @@ DECODERS: tuple[Decoder, ...] = (
     Decoder("answer to it", (CLI,), _document(ResizeAnswer.decode), lambda: (
         {"container": "n/a/c", "limits": [{"gpu": "GPU-1", "memory_before": 1, "memory_after": 2, "used": 0}]},
     ), (), ("agent.control.messages:ResizeAnswer.decode", "agent.control.messages"), 0.5),
+    Decoder("wanted driver limits", (LIMITS,), _document(ApplyRequest.decode), lambda: (
+        {"pods": [_POD_LIMITS], "containers": [{**_POD_LIMITS, "container": "a1" * 32}]},
+    ), (InputError,), (f"{_MESSAGES}:ApplyRequest.decode",), 0.5),
+    Decoder("watch of pods' cgroups", (LIMITS,), _document(WatchRequest.decode), lambda: (
+        {"sequence": 7, "seconds": 30},
+    ), (InputError,), (f"{_MESSAGES}:WatchRequest.decode",), 0.3),
+    Decoder("support of driver limits", (AGENT,), _document(SupportAnswer.decode), lambda: (
+        {"backend": "misc", "reason": "", "driver": "615.10", "gpus": {_GPU: {"total": 1 << 36, "persistence": None}}},
+    ), (InputError,), (f"{_MESSAGES}:SupportAnswer.decode",), 0.3),
+    Decoder("driver limits afterwards", (AGENT,), _document(ApplyAnswer.decode), lambda: (
+        {"pods": [{"uid": _POD_LIMITS["uid"], "present": True, "problem": "", "gpus": {
+            _GPU: {"hard": 1 << 33, "used": None, "problem": ""},
+        }, "leaves": [{"container": "a1" * 32, "gpu": _GPU, "hard": 1 << 34, "pids": [7, 8]}]}]},
+    ), (InputError,), (f"{_MESSAGES}:ApplyAnswer.decode",), 0.5),
+    Decoder("pods that have cgroups", (AGENT,), _document(WatchAnswer.decode), lambda: (
+        {"sequence": 7, "uids": [_POD_LIMITS["uid"]]},
+    ), (InputError,), (f"{_MESSAGES}:WatchAnswer.decode",), 0.3),
 )  # fmt: skip
 
 _OWN = "both ends are processes of one agent, of one version"

@@ -90,5 +90,5 @@ def test_every_parser_of_an_informer_has_a_row():
 
 def test_every_role_has_rows():
     assert {role for decoder in DECODERS for role in decoder.roles} == {
-        "node", "scheduler", "controller", "dataset", "commands",
+        "node", "scheduler", "controller", "dataset", "commands", "driver-limits",
     }  # fmt: skip
