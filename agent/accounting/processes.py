@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.accounting.cgroups import Place, parse
+from gigaslice.core.kube.cgroups import Place, parse
 from vcuda import contract
 
 __all__ = ["PROC", "ProcessInfo", "read_process"]

@@ -19,11 +19,11 @@ import pynvml
 
 from agent.inventory import nvml_health, sysfs
 from agent.inventory.nvml_health import asked
-from agent.inventory.session import Session, SessionBusyError
 from agent.inventory.source import GpuEvent, Inventory, Vitals
 from gigaslice.core import units
 from gigaslice.core.errors import MissingError
 from gigaslice.core.model import Gpu, Topology, count_slices
+from gigaslice.runtime.session import Session, SessionBusyError
 
 __all__ = ["NvmlSource"]
 

@@ -20,25 +20,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import os
 import resource
 import stat
-import struct
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import vcuda
+from gigaslice.runtime.inotify import ATTRIBUTES, MODIFIED, OVERFLOW, Inotify
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["OpenLedgers"]
 
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY
-_MODIFIED, _ATTRIBUTES, _OVERFLOW = 0x2, 0x4, 0x4000  # <sys/inotify.h>
-_EVENT = struct.Struct("iIII")
 _CUTTERS = 4  # threads: one container that keeps its file busy must not delay the others' truncation
 _PAUSE, _CHECK_ALL = 0.005, 2.0
 """Seconds between two truncations of a ledger that keeps growing, and between two checks of all ledgers."""
@@ -55,8 +52,7 @@ class OpenLedgers:
         self._waiting: dict[str, object] = {}  # allocations whose ledgers are under a lease
         self._grown: dict[str, int] = {}
         self._lock = threading.Lock()  # over the dictionaries, for moments only
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._notify = -1
+        self._notify: Inotify | None = None
         self._log = get_logger("ledgers")
 
     def hold(self, allocation_id: str, path: Path) -> None:
@@ -80,7 +76,8 @@ class OpenLedgers:
             for watch in ended:
                 del self._watches[watch]
         for watch in ended:
-            self._libc.inotify_rm_watch(self._notify, watch)
+            if self._notify is not None:
+                self._notify.remove(watch)
         if fd is not None:
             os.close(fd)
 
@@ -88,9 +85,9 @@ class OpenLedgers:
         """Closes them all."""
         for allocation_id in {*self._files, *self._waiting}:
             self.release(allocation_id)
-        if self._notify >= 0:
-            os.close(self._notify)
-            self._notify = -1
+        if self._notify is not None:
+            self._notify.close()
+            self._notify = None
 
     def held(self, allocation_id: str) -> bool:
         """Whether the ledger of that allocation is open."""
@@ -129,7 +126,7 @@ class OpenLedgers:
         self._watch_all()
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
         cutters = _Cutters(self.cut)
-        if self._notify >= 0:
+        if self._notify is not None:
             loop.add_reader(self._notify, woken.set)
         try:
             checked_at = loop.time()
@@ -146,7 +143,7 @@ class OpenLedgers:
                     cutters.send(tuple(self._files))
                 await asyncio.sleep(_PAUSE)
         finally:
-            if self._notify >= 0:
+            if self._notify is not None:
                 loop.remove_reader(self._notify)
             cutters.close()
 
@@ -157,10 +154,10 @@ class OpenLedgers:
 
     def _watch_all(self) -> None:
         """Begins to watch all ledgers."""
-        if self._notify < 0:
-            self._notify = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._notify < 0:
-            self._log.warning("ledger not watched", detail=os.strerror(ctypes.get_errno()))
+        try:
+            self._notify = self._notify or Inotify()
+        except OSError as error:
+            self._log.warning("ledger not watched", detail=error.strerror)
             return
         with self._lock:
             files = dict(self._files)
@@ -168,13 +165,12 @@ class OpenLedgers:
             self._watch(allocation_id, fd)
 
     def _watch(self, allocation_id: str, fd: int) -> None:
-        if self._notify < 0:
+        if self._notify is None:
             return
-        path = f"/proc/self/fd/{fd}".encode()
-        watch = self._libc.inotify_add_watch(self._notify, path, _MODIFIED | _ATTRIBUTES)
-        if watch < 0:
-            detail = os.strerror(ctypes.get_errno())
-            self._log.warning("ledger not watched", allocation=allocation_id, detail=detail)
+        try:
+            watch = self._notify.add(f"/proc/self/fd/{fd}", MODIFIED | ATTRIBUTES)
+        except OSError as error:
+            self._log.warning("ledger not watched", allocation=allocation_id, detail=error.strerror)
             return
         with self._lock:
             self._watches[watch] = allocation_id
@@ -182,18 +178,11 @@ class OpenLedgers:
     def _changed(self) -> set[str]:
         """The allocations whose ledgers were written since the previous call; all, after too many events."""
         written: set[str] = set()
-        if self._notify < 0:
-            return written
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(self._notify, 1 << 16)
-            at = 0
-            while at < len(data):
-                watch, mask, _, length = _EVENT.unpack_from(data, at)
-                at += _EVENT.size + length
-                if mask & _OVERFLOW:
-                    written.update(self._files)
-                elif watch in self._watches:
-                    written.add(self._watches[watch])
+        for event in self._notify.read() if self._notify is not None else ():
+            if event.mask & OVERFLOW:
+                written.update(self._files)
+            elif event.watch in self._watches:
+                written.add(self._watches[event.watch])
         return written
 
     def _wait_for(self, allocation_id: str, path: Path) -> None:

@@ -14,11 +14,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from agent.accounting.cgroups import parse
 from agent.inventory.source import Inventory
 from agent.inventory.sysfs import SYSFS, node_cpus
 from agent.persistence.store import Store
 from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.kube.cgroups import parse
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.yielding import with_breaks
 

@@ -498,7 +498,7 @@ EXEMPT = {
     "agent.persistence.directories:AllocationDirs._read": "what is wrong is caught there: tests/unit/agent/persistence",
     "gigaslice.roles.dataset_node.fetching.bitmap:Bitmap._load": "bits, of which every text is one",
     "gigaslice.roles.dataset_node.tasks.early_requests:EarlyRequests.requests": "caught there: the file is deleted",
-    "agent.accounting.cgroups:parse": "lines of the kernel",
+    "gigaslice.core.kube.cgroups:parse": "lines of the kernel",
     "agent.inventory.page_faults:parse": "lines of the kernel",
     # --- what the operator gives ---
     "agent.commands.cluster:_namespace": _OPERATOR,

@@ -11,11 +11,11 @@ from agent.accounting.attribution import (
     undeclared_overuse,
     with_found_pids,
 )
-from agent.accounting.cgroups import Place
 from agent.accounting.processes import ProcessInfo
 from agent.ledgers.usage import Reading
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.deviceplugin.origin import Owner, plugin, with_origin
+from gigaslice.core.kube.cgroups import Place
 from tests.fakes.nodes import GIB, allocation, uuid, whole_allocation
 from vcuda import ProcessUsage
 

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from agent.accounting.auditor import Auditor
-from agent.accounting.cgroups import Place
 from agent.accounting.overuse import OverusePolicy
 from agent.apiserver import Eviction
 from agent.ledgers.usage import Reading
 from agent.telemetry.counters import Counters
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.kube.cgroups import Place
 from gigaslice.core.model import Pod
 from tests.fakes.nodes import GIB, allocation, uuid
 from vcuda import ProcessUsage

@@ -2,8 +2,8 @@
 
 import os
 
-from agent.accounting.cgroups import Place
 from agent.accounting.processes import read_process
+from gigaslice.core.kube.cgroups import Place
 
 UID = "2c48913c-b29f-11e7-9350-020968147796"
 ID, ALLOCATION = "a1" * 32, "0b" * 16

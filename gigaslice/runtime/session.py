@@ -3,7 +3,7 @@
 A driver that was reloaded, or swapped for another, answers an open NVML with errors for good; only shutting it down and
 initialising it again helps, and no call may be under way meanwhile. So each
 call to the driver is counted, and a thread that reopens it waits until no call is under way, for a bounded time: a call
-that hangs in the driver never returns. Contains no NVML. Tests: tests/unit/agent/inventory/test_session.py.
+that hangs in the driver never returns. Contains no NVML. Tests: tests/unit/gigaslice/runtime/test_session.py.
 """
 
 from __future__ import annotations

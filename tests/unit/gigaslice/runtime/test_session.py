@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from agent.inventory.session import Session, SessionBusyError
+from gigaslice.runtime.session import Session, SessionBusyError
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""From the text of /proc/<pid>/cgroup to pod and container. Pure.
+"""From names of cgroups, and from the text of /proc/<pid>/cgroup, to pod and container. Pure.
 
 Paths as containerd, CRI-O and Docker write them under both drivers of the kubelet, in both versions of cgroups:
 
@@ -15,10 +15,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Place", "parse"]
+__all__ = ["Place", "container_of", "parse", "pod_of"]
 
 _UID = r"(?P<uid>[0-9a-f]{8}([-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
-_POD = re.compile(rf"(?:^|[/:])(?:(?:[a-z]+-)*kubepods(?:-[a-z]+)*-)?pod{_UID}(?:\.slice)?(?P<rest>[/:].*)?$")
+_NAME = rf"(?:(?:[^-/:]+-)*kubepods(?:-[a-z]+)*-)?pod{_UID}(?:\.slice)?"
+_POD = re.compile(rf"(?:^|[/:]){_NAME}(?P<rest>[/:].*)?$")
+_DIRECTORY = re.compile(_NAME)
 _CONTAINER = re.compile(r"(?:^|[/:-])(?P<id>[0-9a-f]{64})(?:\.scope)?(?:/|$)")
 
 
@@ -38,9 +40,24 @@ def parse(text: str) -> Place | None:
         match = _POD.search(parts[2]) if len(parts) == 3 else None
         if match is None:
             continue
-        container = _CONTAINER.search(match["rest"] or "")
-        place = Place(match["uid"].replace("_", "-"), container["id"] if container else "")
+        place = Place(_with_dashes(match["uid"]), container_of(match["rest"] or ""))
         if place.container:
             return place
         best = best or place
     return best
+
+
+def pod_of(directory: str) -> str:
+    """The UID of the pod whose own cgroup has that name; empty for every other name, also a container's."""
+    match = _DIRECTORY.fullmatch(directory)
+    return _with_dashes(match["uid"]) if match else ""
+
+
+def container_of(path: str) -> str:
+    """The ID of the container that PATH, which is below its pod's cgroup, is of; empty where it names none."""
+    match = _CONTAINER.search(path)
+    return match["id"] if match else ""
+
+
+def _with_dashes(uid: str) -> str:
+    return uid.replace("_", "-")
