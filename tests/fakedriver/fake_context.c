@@ -51,8 +51,10 @@ static CUresult create(CUdevice device, unsigned flags, unsigned api_version, CU
   for (unsigned i = 0; i < CONTEXTS && !context; i++)
     if (!atomic_load(&contexts[i].alive)) context = &contexts[i];
   if (!context) return CUDA_ERROR_OUT_OF_MEMORY;
-  TRY(memory_charge(gpu, cost));
+  struct fake_bill bill = {0};
+  TRY(memory_charge_bill(gpu, cost, &bill));
   memset(context, 0, sizeof *context);
+  context->bill = bill;
   context->device = device;
   context->gpu = gpu;
   context->flags = flags;
@@ -83,7 +85,7 @@ static void destroy(CUcontext context) {
   graph_drop_context(context, atomic_load(&state_own_slot()->contexts[context->gpu]) == 1);
   settings_drop_context(context);
   memory_drop_context(context); /* last: it takes what the others left */
-  state_uncharge(context->gpu, context->charged);
+  state_uncharge_bill(context->gpu, context->charged, &context->bill);
   if (atomic_fetch_sub(&state_own_slot()->contexts[context->gpu], 1) == 1) pool_drop_device(context->device);
   atomic_store(&context->alive, 0);
 }

@@ -47,7 +47,8 @@ struct CUctx_st {
   size_t limit[CONTEXT_LIMITS];
   CUfunc_cache cache_config;
   CUsharedconfig shared_config;
-  uint64_t charged;            /* context cost plus device heap */
+  struct fake_bill bill;       /* context cost plus device heap */
+  uint64_t charged;            /* the sum of it */
   _Atomic uint64_t busy_until; /* end of the last launched work, in the GPU's own time */
 };
 
@@ -91,7 +92,7 @@ enum block_kind {
   BLOCK_POOL,    /* owner: pool */
   BLOCK_GRAPH,   /* owner: context */
 };
-enum { BLOCK_TOUCHED = 1, BLOCK_SHARED = 2 };
+enum { BLOCK_TOUCHED = 1, BLOCK_SHARED = 2, BLOCK_LEVEL = 1 << 8 /* times the level of the limits that count it */ };
 
 struct block {
   uint64_t size; /* as asked for */
@@ -130,7 +131,9 @@ CUdeviceptr range_gap(CUdeviceptr low, CUdeviceptr high, uint64_t size, uint64_t
 void range_each(void (*visit)(struct range *range, void *arg), void *arg);
 
 uint64_t memory_rounded(uint64_t bytes);
-CUresult memory_charge(unsigned gpu, uint64_t bytes);
+/* LEVEL: of the limits that count it, for state_uncharge; NULL: none does. */
+CUresult memory_charge(unsigned gpu, uint64_t bytes, unsigned *level);
+CUresult memory_charge_bill(unsigned gpu, uint64_t bytes, struct fake_bill *bill);
 CUresult memory_take(CUcontext context, uint64_t bytes, enum block_kind kind, CUdeviceptr *address);
 /* Frees what memory_take or a pool gave; context need not be current. */
 CUresult memory_give(CUdeviceptr address);

@@ -116,11 +116,17 @@ CUresult cuDeviceGetLuid(char *luid, unsigned int *mask, CUdevice device) {
   return gpu_of(device) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_DEVICE; /* locally unique IDs are for Windows */
 }
 
+static uint64_t total_of(CUdevice device) {
+  uint64_t total = gpu_of(device)->memory_bytes, available = total;
+  if (limits_are_on() && fake_state->machine.memory_limits_total) limits_narrow(device_gpu[device], &total, &available);
+  return total;
+}
+
 CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device) {
   ENTER(cuDeviceTotalMem);
   NONNULL(bytes);
   if (!gpu_of(device)) return CUDA_ERROR_INVALID_DEVICE;
-  uint64_t total = gpu_of(device)->memory_bytes;
+  uint64_t total = total_of(device);
   *bytes = total > UINT32_MAX ? UINT32_MAX : (unsigned)total;
   return CUDA_SUCCESS;
 }
@@ -129,7 +135,7 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
   ENTER(cuDeviceTotalMem_v2);
   NONNULL(bytes);
   if (!gpu_of(device)) return CUDA_ERROR_INVALID_DEVICE;
-  *bytes = gpu_of(device)->memory_bytes;
+  *bytes = total_of(device);
   return CUDA_SUCCESS;
 }
 

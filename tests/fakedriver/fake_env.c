@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { NEWEST_KNOWN = 13050 }; /* of the headers */
 
@@ -15,6 +16,7 @@ static const char *filled(const char *name) {
 
 const char *fake_env_machine(void) { return filled("FAKEDRIVER_MACHINE"); }
 const char *fake_env_state(void) { return filled("FAKEDRIVER_STATE"); }
+const char *fake_env_cgroup(void) { return filled("FAKEDRIVER_CGROUP"); }
 const char *fake_env_container_devices(void) { return getenv("NVIDIA_VISIBLE_DEVICES"); }
 const char *fake_env_cuda_devices(void) { return getenv("CUDA_VISIBLE_DEVICES"); }
 
@@ -26,6 +28,11 @@ const char *fake_env_latency(void) {
 const char *fake_env_temporary_directory(void) {
   const char *value = filled("TMPDIR");
   return value ? value : "/tmp";
+}
+
+int fake_env_is_admin(void) {
+  const char *value = filled("FAKEDRIVER_ADMIN");
+  return value ? !strcmp(value, "yes") : geteuid() == 0;
 }
 
 uint32_t fake_env_process_kind(void) {

@@ -12,6 +12,7 @@ static struct graph_memory *all;
 enum { STREAMS = 64 };
 static struct device_memory {
   uint64_t used, used_high, reserved, reserved_high;
+  struct fake_bill bill; /* for RESERVED */
   struct {
     CUstream stream;
     uint64_t bytes; /* mapped by graphs that last ran here; 0: the entry is free */
@@ -102,7 +103,7 @@ CUresult graph_memory_borrow(struct graph_run *run, unsigned gpu, uint64_t bytes
   CUresult result = CUDA_SUCCESS;
   pthread_mutex_lock(&mutex);
   uint64_t needed = device->used + kept_elsewhere(device, run->stream) + bytes;
-  if (needed > device->reserved && (result = memory_charge(gpu, needed - device->reserved)) == CUDA_SUCCESS)
+  if (needed > device->reserved && (result = memory_charge_bill(gpu, needed - device->reserved, &device->bill)) == CUDA_SUCCESS)
     device->reserved = needed;
   if (device->reserved > device->reserved_high) device->reserved_high = device->reserved;
   if (result == CUDA_SUCCESS) {
@@ -161,7 +162,7 @@ CUresult graph_memory_free(CUdeviceptr address) {
 static void shrink(unsigned gpu) {
   struct device_memory *memory = &devices[gpu];
   uint64_t unused = memory->reserved - memory->used;
-  if (unused) state_uncharge(gpu, unused);
+  if (unused) state_uncharge_bill(gpu, unused, &memory->bill);
   memory->reserved = memory->used;
   memset(memory->kept, 0, sizeof memory->kept);
 }

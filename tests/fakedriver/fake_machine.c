@@ -166,6 +166,37 @@ static int set_counters(struct reader *r, const char *v) { return parse_flag(v, 
 static int set_accounting(struct reader *r, const char *v) { return parse_flag(v, &r->machine->accounting); }
 static int set_confidential(struct reader *r, const char *v) { return parse_flag(v, &r->machine->confidential); }
 static int set_mig(struct reader *r, const char *v) { return parse_flag(v, &r->machine->mig); }
+static int set_persistence(struct reader *r, const char *v) { return parse_flag(v, &r->machine->persistence); }
+/* The place of V among NAMES. */
+static int parse_choice(const char *v, const char *const *names, uint32_t *out) {
+  for (uint32_t i = 0; names[i]; i++) {
+    if (strcmp(v, names[i]) != 0) continue;
+    *out = i;
+    return 0;
+  }
+  return -1;
+}
+static int set_limits(struct reader *r, const char *v) {
+  static const char *const names[] = {"none", "off", "misc", "dmem", NULL};
+  return parse_choice(v, names, &r->machine->memory_limits);
+}
+static int set_below(struct reader *r, const char *v) {
+  static const char *const names[] = {"backend", "refused", "taken", NULL};
+  return parse_choice(v, names, &r->machine->memory_limits_below);
+}
+static int set_shown(struct reader *r, const char *v) {
+  static const char *const names[] = {"own", "tightest", "no", NULL};
+  return parse_choice(v, names, &r->machine->memory_limits_shown);
+}
+static int set_overcount(struct reader *r, const char *v) {
+  return parse_number(v, 0, 100, &r->machine->memory_limits_overcount);
+}
+static int set_reuse(struct reader *r, const char *v) { return parse_flag(v, &r->machine->memory_limits_reuse); }
+static int set_controller(struct reader *r, const char *v) {
+  return parse_flag(v, &r->machine->memory_limits_controller);
+}
+static int set_earlier(struct reader *r, const char *v) { return parse_flag(v, &r->machine->memory_limits_earlier); }
+static int set_total(struct reader *r, const char *v) { return parse_flag(v, &r->machine->memory_limits_total); }
 static int set_context(struct reader *r, const char *v) { return parse_bytes(v, &r->machine->context_bytes); }
 static int set_module(struct reader *r, const char *v) { return parse_bytes(v, &r->machine->module_bytes); }
 static int set_granularity(struct reader *r, const char *v) {
@@ -202,6 +233,15 @@ static const struct machine_key {
     {"accounting", set_accounting, "yes or no"},
     {"confidential", set_confidential, "yes or no"},
     {"mig", set_mig, "yes or no"},
+    {"persistence", set_persistence, "yes or no"},
+    {"memory_limits", set_limits, "none, off, misc or dmem"},
+    {"memory_limits_overcount", set_overcount, "per cent, 0 to 100"},
+    {"memory_limits_reuse", set_reuse, "yes or no"},
+    {"memory_limits_controller", set_controller, "yes or no"},
+    {"memory_limits_earlier", set_earlier, "yes or no"},
+    {"memory_limits_below", set_below, "backend, refused or taken"},
+    {"memory_limits_shown", set_shown, "own, tightest or no"},
+    {"memory_limits_total", set_total, "yes or no"},
     {"context_memory", set_context, "a size such as 256MiB"},
     {"module_memory", set_module, "a size such as 4MiB"},
     {"granularity", set_granularity, "a size such as 512 or 2MiB, above 0"},
@@ -385,6 +425,8 @@ static void defaults(struct reader *r) {
   m->context_bytes = 256ull << 20;
   m->granularity = 1;
   m->managed_access = 1;
+  m->persistence = 1;
+  m->memory_limits_controller = 1;
   m->pool_granularity = 32ull << 20;
   strcpy(r->common.model, "NVIDIA L4");
   r->common.memory_bytes = 24ull << 30;

@@ -24,6 +24,10 @@ enum fake_level {
   FAKE_LEVEL_SYS,
 };
 
+enum { FAKE_LIMITS_NONE, FAKE_LIMITS_OFF, FAKE_LIMITS_MISC, FAKE_LIMITS_DMEM };
+enum { FAKE_BELOW_BACKEND, FAKE_BELOW_REFUSED, FAKE_BELOW_TAKEN }; /* a limit below what is used */
+enum { FAKE_SHOWN_OWN, FAKE_SHOWN_TIGHTEST, FAKE_SHOWN_NO };       /* what a process in a group sees as total */
+
 struct fake_gpu {
   char model[64];
   uint8_t uuid[16];
@@ -47,6 +51,15 @@ struct fake_machine {
   uint32_t accounting;       /* NVML's accounting mode is on */
   uint32_t confidential;     /* all memory is protected (confidential computing) */
   uint32_t mig;              /* the GPUs are MIG devices */
+  uint32_t persistence;      /* NVML says that persistence mode is on */
+  uint32_t memory_limits;    /* FAKE_LIMITS_…: what stands behind limits of cgroups; the rules are in README.md */
+  uint32_t memory_limits_overcount;  /* per cent that a limit counts more than NVML shows */
+  uint32_t memory_limits_reuse;      /* a new group may get the address of a removed one, and its entry */
+  uint32_t memory_limits_controller; /* misc: a group without the controller's files has no limit */
+  uint32_t memory_limits_earlier;    /* misc: memory taken before a limit counts */
+  uint32_t memory_limits_below;      /* FAKE_BELOW_… */
+  uint32_t memory_limits_shown;      /* FAKE_SHOWN_… */
+  uint32_t memory_limits_total;      /* cuDeviceTotalMem shows it, too */
   uint64_t context_bytes;    /* cost of one context */
   uint64_t module_bytes;     /* cost of one loaded module */
   uint64_t granularity;      /* device memory is taken in multiples of this */

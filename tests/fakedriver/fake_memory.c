@@ -18,29 +18,38 @@ uint64_t memory_rounded(uint64_t bytes) {
   return granularity == 1 ? bytes : (bytes + granularity - 1) / granularity * granularity;
 }
 
-CUresult memory_charge(unsigned gpu, uint64_t bytes) {
+CUresult memory_charge(unsigned gpu, uint64_t bytes, unsigned *level) {
   if (__builtin_expect(atomic_load_explicit(&fake_state->gpu[gpu].lost, memory_order_relaxed), 0))
     return CUDA_ERROR_UNKNOWN;
-  if (__builtin_expect(state_charge(gpu, bytes) == 0, 1)) return CUDA_SUCCESS;
+  if (__builtin_expect(state_charge(gpu, bytes, level) == 0, 1)) return CUDA_SUCCESS;
   pool_release_unused(gpu); /* as the driver does before it refuses */
-  return state_charge(gpu, bytes) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+  return state_charge(gpu, bytes, level) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult memory_charge_bill(unsigned gpu, uint64_t bytes, struct fake_bill *bill) {
+  if (atomic_load(&fake_state->gpu[gpu].lost)) return CUDA_ERROR_UNKNOWN;
+  if (!state_charge_bill(gpu, bytes, bill)) return CUDA_SUCCESS;
+  pool_release_unused(gpu);
+  return state_charge_bill(gpu, bytes, bill) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 static void give_back(const struct block *block) {
   uint64_t charged = memory_rounded(block->size);
   if (block->kind == BLOCK_MANAGED && fake_state->machine.managed_access) state_uncharge_managed(block->gpu, charged);
-  else state_uncharge(block->gpu, charged);
+  else state_uncharge(block->gpu, charged, block->flags / BLOCK_LEVEL);
 }
 
 CUresult memory_take(CUcontext context, uint64_t bytes, enum block_kind kind, CUdeviceptr *address) {
   if (bytes > ABSURD) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t charged = memory_rounded(bytes);
+  unsigned level = 0;
   int paged = kind == BLOCK_MANAGED && fake_state->machine.managed_access;
   if (paged) state_charge_managed(context->gpu, charged);
-  else TRY(memory_charge(context->gpu, charged));
+  else TRY(memory_charge(context->gpu, charged, kind == BLOCK_MANAGED ? NULL : &level));
   struct block block = {
       .size = bytes, .owner = (uint16_t)context_index(context), .kind = (uint8_t)kind, .gpu = (uint8_t)context->gpu};
   if (kind == BLOCK_MANAGED) block.flags = BLOCK_TOUCHED; /* the host may write there unseen */
+  block.flags |= level * BLOCK_LEVEL;
   CUresult result = arena_take(bytes, block, address);
   if (result != CUDA_SUCCESS) give_back(&block);
   return result;
@@ -98,21 +107,22 @@ static CUdeviceptr low_base;
 static CUresult allocate_low(CUdeviceptr_v1 *out, uint64_t bytes) {
   static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   CUcontext context;
+  unsigned level;
   TRY(context_current(&context));
   if (!out || !bytes) return CUDA_ERROR_INVALID_VALUE;
-  TRY(memory_charge(context->gpu, memory_rounded(bytes)));
+  TRY(memory_charge(context->gpu, memory_rounded(bytes), &level));
   pthread_mutex_lock(&mutex);
   if (!low_base) {
     void *low =
         mmap(NULL, LOW_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_32BIT, -1, 0);
     if (low != MAP_FAILED) low_base = (uintptr_t)low;
   }
-  struct range range = {.size = bytes, .kind = RANGE_LOW, .gpu = context->gpu, .context = context_index(context)};
+  struct range range = {.size = bytes, .kind = RANGE_LOW, .gpu = context->gpu, .context = context_index(context), .flags = level};
   range.base = low_base ? range_gap(low_base, low_base + LOW_BYTES, bytes, 512) : 0;
   int failed = !range.base || range_add(&range);
   pthread_mutex_unlock(&mutex);
   if (failed) {
-    state_uncharge(context->gpu, memory_rounded(bytes));
+    state_uncharge(context->gpu, memory_rounded(bytes), level);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   *out = (CUdeviceptr_v1)range.base;
@@ -123,7 +133,7 @@ static CUresult free_low(CUdeviceptr address) {
   struct range range;
   if (range_remove(address, RANGE_LOW, &range)) return external_free(address);
   madvise((void *)((range.base + 4095) & ~4095ull), range.size & ~4095ull, MADV_DONTNEED);
-  state_uncharge(range.gpu, memory_rounded(range.size));
+  state_uncharge(range.gpu, memory_rounded(range.size), range.flags);
   return CUDA_SUCCESS;
 }
 
@@ -171,6 +181,7 @@ static inline CUresult get_info(uint64_t *available, uint64_t *total) {
   uint64_t used = atomic_load_explicit(&fake_state->gpu[context->gpu].used, memory_order_relaxed);
   *total = properties->memory_bytes;
   *available = properties->memory_bytes - properties->reserved_bytes - used;
+  if (__builtin_expect(limits_are_on(), 0)) limits_narrow(context->gpu, total, available);
   return CUDA_SUCCESS;
 }
 

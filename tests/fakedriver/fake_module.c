@@ -16,7 +16,8 @@ struct CUmod_st {
   CUcontext context;
   char *text; /* PTX, or NULL */
   uint64_t charged;
-  uint64_t loads[4];
+  uint64_t level; /* of the limits that count it */
+  uint64_t padding[3];
 };
 struct CUlib_st {
   struct handle handle;
@@ -52,12 +53,14 @@ static CUresult load(CUmodule *out, const void *image, CUcontext context) {
   if (!context) TRY(context_current(&context));
   if (!out || !image) return CUDA_ERROR_INVALID_VALUE;
   uint64_t cost = memory_rounded(fake_state->machine.module_bytes);
-  if (cost) TRY(memory_charge(context->gpu, cost));
+  unsigned level = 0;
+  if (cost) TRY(memory_charge(context->gpu, cost, &level));
   CUmodule module = handle_new(&modules);
   if (!module) return CUDA_ERROR_OUT_OF_MEMORY;
   module->context = context;
   module->text = keep_text(image);
   module->charged = cost;
+  module->level = level;
   *out = module;
   return CUDA_SUCCESS;
 }
@@ -98,7 +101,7 @@ static void drop_function(void *item, void *module) {
 
 static void unload(CUmodule module) {
   handle_each(&functions, drop_function, module);
-  if (module->charged) state_uncharge(module->context->gpu, module->charged);
+  if (module->charged) state_uncharge(module->context->gpu, module->charged, (unsigned)module->level);
   free(module->text);
   handle_delete(&modules, module);
 }

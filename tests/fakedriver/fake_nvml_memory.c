@@ -8,11 +8,20 @@ struct usage {
   uint64_t total, used, reserved;
 };
 
+/* In a group with a limit the limit takes the GPU's place, and what others hold counts as far as it leaves less. */
+static void narrow(unsigned gpu, struct usage *usage) {
+  uint64_t total = usage->total, left = total - usage->used - usage->reserved;
+  limits_narrow(gpu, &total, &left);
+  if (total != usage->total) *usage = (struct usage){.total = total, .used = total - left};
+}
+
 static struct usage usage_of(nvmlDevice_t device) {
   state_reap_if_hinted();
-  return (struct usage){.total = nvml_gpu(device)->memory_bytes,
+  struct usage usage = {.total = nvml_gpu(device)->memory_bytes,
                         .used = atomic_load(&fake_state->gpu[device->gpu].used),
                         .reserved = nvml_gpu(device)->reserved_bytes};
+  if (limits_are_on()) narrow(device->gpu, &usage);
+  return usage;
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {

@@ -14,7 +14,8 @@
     return NVML_SUCCESS; \
   }
 
-CONSTANT(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, NVML_FEATURE_ENABLED)
+CONSTANT(nvmlDeviceGetPersistenceMode, nvmlEnableState_t,
+         fake_state->machine.persistence ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED)
 CONSTANT(nvmlDeviceGetComputeMode, nvmlComputeMode_t, NVML_COMPUTEMODE_DEFAULT)
 CONSTANT(nvmlDeviceGetDisplayMode, nvmlEnableState_t, NVML_FEATURE_DISABLED)
 CONSTANT(nvmlDeviceGetDisplayActive, nvmlEnableState_t, NVML_FEATURE_DISABLED)

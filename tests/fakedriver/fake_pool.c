@@ -56,7 +56,7 @@ CUresult pool_current(CUdevice device, CUmemoryPool *out) {
 void pool_make_current(CUdevice device, CUmemoryPool pool) { current_pool[device] = pool; }
 
 static void give_to_gpu(CUmemoryPool pool, uint64_t bytes) {
-  if (pool->kind == POOL_DEVICE) state_uncharge(pool->gpu, bytes);
+  if (pool->kind == POOL_DEVICE) state_uncharge_bill(pool->gpu, bytes, &pool->bill);
   if (pool->kind == POOL_MANAGED) state_uncharge_managed(pool->gpu, bytes);
   pool->reserved -= bytes;
 }
@@ -164,11 +164,11 @@ static CUresult charge(CUmemoryPool pool, uint64_t bytes) {
     state_charge_managed(pool->gpu, bytes);
     return CUDA_SUCCESS;
   }
-  if (!state_charge(pool->gpu, bytes)) return CUDA_SUCCESS;
+  if (!state_charge_bill(pool->gpu, bytes, &pool->bill)) return CUDA_SUCCESS;
   pthread_mutex_unlock(&mutex);
   pool_release_unused(pool->gpu);
   pthread_mutex_lock(&mutex);
-  return state_charge(pool->gpu, bytes) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+  return state_charge_bill(pool->gpu, bytes, &pool->bill) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 static CUresult grow(CUmemoryPool pool, uint64_t bytes, const void *stream) {

@@ -25,7 +25,8 @@ struct CUmemPoolHandle_st {
   int reuse[3];
   uint64_t pending_bytes;
   struct pending pending[POOL_PENDING];
-  uint64_t padding[10];
+  struct fake_bill bill; /* for RESERVED */
+  uint64_t padding[5];
 };
 
 int pool_valid(CUmemoryPool pool);

@@ -12,7 +12,7 @@ static CUresult resize_heap(CUcontext context, size_t bytes) {
   if (bytes > 1ull << 47) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t old = memory_rounded(*limit), new = memory_rounded(bytes);
   if (bytes <= *limit) return CUDA_SUCCESS;
-  if (new > old) TRY(memory_charge(context->gpu, new - old));
+  if (new > old) TRY(memory_charge_bill(context->gpu, new - old, &context->bill));
   context->charged += new - old;
   *limit = new;
   return CUDA_SUCCESS;

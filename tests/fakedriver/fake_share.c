@@ -21,7 +21,7 @@ static CUresult join(struct memory *memory, int pays) {
   void *page =
       mmap(NULL, sizeof(struct fake_share), PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, (off_t)memory->size);
   if (page == MAP_FAILED) return CUDA_ERROR_OPERATING_SYSTEM;
-  if (state_share_join(page, memory->gpu, price(memory), pays)) {
+  if (state_share_join(page, memory->gpu, price(memory), pays, memory->level)) {
     munmap(page, sizeof(struct fake_share));
     return CUDA_ERROR_OUT_OF_MEMORY;
   }

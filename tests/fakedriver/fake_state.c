@@ -16,7 +16,7 @@
 
 struct fake_state *fake_state;
 
-static const char magic[16] = "fakedriver 4"; /* the number changes with the layout */
+static const char magic[16] = "fakedriver 5"; /* the number changes with the layout */
 static int state_fd = -1;
 static int own_slot = -1;
 static uint64_t own_lock_word;
@@ -47,14 +47,14 @@ pid_t state_slot_pid(unsigned slot) {
   return lock.l_pid;
 }
 
-/* The slot table is changed by one thread of one process at a time. The lock belongs to this library's descriptor, so
+/* The lock belongs to this library's descriptor, so
  * it also excludes the other library of the same process, and falls when the process dies. */
-static void table_lock(void) {
+void state_table_lock(void) {
   pthread_mutex_lock(&table_mutex);
   lock_byte(F_OFD_SETLKW, F_WRLCK, TABLE_BYTE);
 }
 
-static void table_unlock(void) {
+void state_table_unlock(void) {
   lock_byte(F_OFD_SETLK, F_UNLCK, TABLE_BYTE);
   pthread_mutex_unlock(&table_mutex);
 }
@@ -73,7 +73,7 @@ static int holder_died(uint64_t word, uint64_t me, const struct fake_gpu_state *
   if ((me & 0xffff) == REAPER) return 1; /* there is one reaper at a time, and that is the asker */
   if (table_trylock()) return 0;         /* a reaper works under the table lock */
   int died = atomic_load(&gpu->lock) == word;
-  table_unlock();
+  state_table_unlock();
   return died;
 }
 
@@ -113,18 +113,33 @@ void state_lock(_Atomic uint64_t *lock) {
 
 static void gpu_unlock(unsigned index) { atomic_store_explicit(&fake_state->gpu[index].lock, 0, memory_order_release); }
 
+void state_gpu_lock(unsigned index) { gpu_lock(index, UINT64_C(1) << 16 | REAPER); }
+void state_gpu_unlock(unsigned index) { gpu_unlock(index); }
+
 /* --- memory ----------------------------------------------------------------------------------------------------- */
 
-/* Under the GPU's lock. */
-static int charge_own(unsigned gpu, uint64_t bytes) {
+/* What LEVEL of the slot counts; after all limits were forgotten it is less than what comes back. */
+static void count(unsigned gpu, unsigned slot, unsigned level, uint64_t bytes, int more) {
+  if (!level) return;
+  _Atomic uint64_t *counted = &fake_state->slot[slot].counted[gpu][level - 1];
+  uint64_t before = atomic_load(counted);
+  atomic_store(counted, more ? before + bytes : before - (bytes < before ? bytes : before));
+  limits_publish(gpu, &fake_state->slot[slot].chain);
+}
+
+/* Under the GPU's lock. LEVEL NULL: no limit counts it. */
+static int charge_own(unsigned gpu, uint64_t bytes, unsigned *level) {
   struct fake_gpu_state *shared = &fake_state->gpu[gpu];
   const struct fake_gpu *properties = &fake_state->machine.gpu[gpu];
   uint64_t used = atomic_load_explicit(&shared->used, memory_order_relaxed);
   int fits = bytes <= properties->memory_bytes - properties->reserved_bytes - used;
+  if (fits && level && __builtin_expect(limits_are_on(), 0))
+    fits = !limits_fit(gpu, &fake_state->slot[own_slot].chain, bytes, level);
   if (fits) {
     _Atomic uint64_t *own = &fake_state->slot[own_slot].used[gpu];
     atomic_store_explicit(own, atomic_load_explicit(own, memory_order_relaxed) + bytes, memory_order_relaxed);
     atomic_store_explicit(&shared->used, used + bytes, memory_order_relaxed);
+    if (level) count(gpu, (unsigned)own_slot, *level, bytes, 1);
   }
   return fits ? 0 : -1;
 }
@@ -201,38 +216,59 @@ uint64_t state_touch_managed(unsigned gpu) {
   return moved;
 }
 
-static int try_charge(unsigned gpu, uint64_t bytes) {
+static int try_charge(unsigned gpu, uint64_t bytes, unsigned *level) {
   gpu_lock(gpu, own_lock_word);
-  int result = charge_own(gpu, bytes);
+  int result = charge_own(gpu, bytes, level);
   gpu_unlock(gpu);
   return result;
 }
 
-int state_charge(unsigned gpu, uint64_t bytes) {
-  if (__builtin_expect(try_charge(gpu, bytes) == 0, 1)) return 0;
+int state_charge(unsigned gpu, uint64_t bytes, unsigned *level) {
+  if (level) *level = 0;
+  if (__builtin_expect(try_charge(gpu, bytes, level) == 0, 1)) return 0;
   state_reap();
-  if (try_charge(gpu, bytes) == 0) return 0;
+  if (try_charge(gpu, bytes, level) == 0) return 0;
   gpu_lock(gpu, own_lock_word);
   uint64_t room = free_bytes(gpu);
   if (bytes > room) page_out(gpu, bytes - room, 1);
-  int result = charge_own(gpu, bytes);
+  int result = charge_own(gpu, bytes, level);
   gpu_unlock(gpu);
   return result;
 }
 
 /* Under the GPU's lock. */
-static void uncharge_own(unsigned gpu, uint64_t bytes) {
+static void uncharge_own(unsigned gpu, uint64_t bytes, unsigned level) {
   struct fake_gpu_state *shared = &fake_state->gpu[gpu];
   _Atomic uint64_t *own = &fake_state->slot[own_slot].used[gpu];
   atomic_store_explicit(own, atomic_load_explicit(own, memory_order_relaxed) - bytes, memory_order_relaxed);
   atomic_store_explicit(&shared->used, atomic_load_explicit(&shared->used, memory_order_relaxed) - bytes,
                         memory_order_relaxed);
+  count(gpu, (unsigned)own_slot, level, bytes, 0);
 }
 
-void state_uncharge(unsigned gpu, uint64_t bytes) {
+void state_uncharge(unsigned gpu, uint64_t bytes, unsigned level) {
   gpu_lock(gpu, own_lock_word);
-  uncharge_own(gpu, bytes);
+  uncharge_own(gpu, bytes, level);
   gpu_unlock(gpu);
+}
+
+int state_charge_bill(unsigned gpu, uint64_t bytes, struct fake_bill *bill) {
+  unsigned level;
+  if (state_charge(gpu, bytes, &level)) return -1;
+  int part = 0;
+  while (part < FAKE_BILL_PARTS - 1 && bill->bytes[part] && (bill->level[part] != level || bill->bytes[part + 1])) part++;
+  bill->level[part] = (uint8_t)level;
+  bill->bytes[part] += bytes;
+  return 0;
+}
+
+void state_uncharge_bill(unsigned gpu, uint64_t bytes, struct fake_bill *bill) {
+  for (int part = FAKE_BILL_PARTS - 1; part >= 0 && bytes; part--) {
+    uint64_t some = bill->bytes[part] < bytes ? bill->bytes[part] : bytes;
+    if (some) state_uncharge(gpu, some, bill->level[part]);
+    bill->bytes[part] -= some;
+    bytes -= some;
+  }
 }
 
 /* --- memory of several processes --------------------------------------------------------------------------------- */
@@ -243,14 +279,17 @@ static int pays_still(uint64_t payer) {
   return payer != 0 && generation_of((unsigned)(payer & 0xffff) - 1) == payer >> 16;
 }
 
-int state_share_join(struct fake_share *share, unsigned gpu, uint64_t bytes, int pays) {
+int state_share_join(struct fake_share *share, unsigned gpu, uint64_t bytes, int pays, unsigned level) {
   uint64_t *own = &share->holder[own_slot], generation = own_lock_word >> 16;
   state_reap();
   gpu_lock(gpu, own_lock_word);
   int failed = 0;
   if (!pays_still(share->payer)) {
-    failed = !pays && charge_own(gpu, bytes);
-    if (!failed) share->payer = own_lock_word;
+    failed = !pays && charge_own(gpu, bytes, &level);
+    if (!failed) {
+      share->payer = own_lock_word;
+      share->level = level;
+    }
   }
   if (!failed) *own = (*own >> 32 == generation ? *own : generation << 32) + 1;
   gpu_unlock(gpu);
@@ -270,10 +309,13 @@ static void hand_over(struct fake_share *share, unsigned gpu, uint64_t bytes) {
   unsigned heir = heir_of(share);
   share->payer = heir < FAKE_SLOTS ? generation_of(heir) << 16 | (heir + 1) : 0;
   if (heir == FAKE_SLOTS) {
-    uncharge_own(gpu, bytes);
+    uncharge_own(gpu, bytes, (unsigned)share->level);
   } else {
     atomic_fetch_add(&fake_state->slot[heir].used[gpu], bytes);
     atomic_fetch_sub(&fake_state->slot[own_slot].used[gpu], bytes);
+    count(gpu, (unsigned)own_slot, (unsigned)share->level, bytes, 0);
+    share->level = limits_are_on() ? limits_level(gpu, &fake_state->slot[heir].chain) : 0;
+    count(gpu, heir, (unsigned)share->level, bytes, 1);
   }
 }
 
@@ -304,6 +346,8 @@ static void free_slot(unsigned index) {
     atomic_store(&slot->managed[gpu], 0);
     atomic_store(&slot->resident[gpu], 0);
     atomic_store(&slot->moved[gpu], 0);
+    for (unsigned level = 0; level < FAKE_LEVELS; level++) atomic_store(&slot->counted[gpu][level], 0);
+    if (limits_are_on()) limits_publish(gpu, &slot->chain);
     rebuild_sum(gpu);
     gpu_unlock(gpu);
     atomic_store(&slot->contexts[gpu], 0);
@@ -323,13 +367,13 @@ void state_reap(void) {
   for (unsigned i = 0; i < high && !dead; i++)
     dead = atomic_load(&fake_state->slot[i].generation) != 0 && state_slot_pid(i) < 0;
   if (!dead) return;
-  table_lock();
+  state_table_lock();
   high = atomic_load(&fake_state->slot_high);
   for (unsigned i = 0; i < high; i++)
     if (atomic_load(&fake_state->slot[i].generation) != 0 && state_slot_pid(i) < 0) free_slot(i);
   while (high && atomic_load(&fake_state->slot[high - 1].generation) == 0) high--;
   atomic_store(&fake_state->slot_high, high);
-  table_unlock();
+  state_table_unlock();
 }
 
 static uint64_t start_time(void) {
@@ -346,7 +390,7 @@ static uint64_t start_time(void) {
 int state_claim_slot(void) {
   if (own_slot >= 0) return 0;
   state_reap();
-  table_lock();
+  state_table_lock();
   for (unsigned i = 0; i < FAKE_SLOTS && own_slot < 0; i++) {
     struct fake_slot *slot = &fake_state->slot[i];
     if (atomic_load(&slot->generation) != 0 || lock_byte(F_SETLK, F_WRLCK, LOCK_BYTES + (off_t)i)) continue;
@@ -354,6 +398,7 @@ int state_claim_slot(void) {
     slot->pid_inside = getpid();
     slot->start_time = start_time();
     slot->kind = fake_env_process_kind();
+    slot->chain = *limits_own_chain();
     snprintf(slot->name, sizeof slot->name, "%s", program_invocation_short_name);
     own_lock_word = (uint64_t)generation << 16 | (i + 1);
     reset_alive(i);
@@ -362,7 +407,7 @@ int state_claim_slot(void) {
     atomic_store(&slot->generation, generation);
     own_slot = (int)i;
   }
-  table_unlock();
+  state_table_unlock();
   return own_slot < 0 ? -1 : 0;
 }
 
@@ -486,17 +531,17 @@ int state_attach(void) {
     state_fd = -1;
   }
   pthread_mutex_unlock(&table_mutex);
-  return result;
+  return result ? result : limits_attach();
 }
 
 /* --- control ---------------------------------------------------------------------------------------------------- */
 
 void state_raise_event(unsigned gpu, uint64_t type, uint64_t data) {
-  table_lock();
+  state_table_lock();
   uint64_t number = atomic_load(&fake_state->event_count);
   fake_state->event[number % FAKE_EVENTS] = (struct fake_event){.gpu = gpu, .type = type, .data = data};
   atomic_store(&fake_state->event_count, number + 1);
-  table_unlock();
+  state_table_unlock();
 }
 
 void state_rearm(void) {
@@ -510,7 +555,7 @@ int state_add_failure(const char *call, int result, uint32_t count, pid_t pid) {
   unsigned high = atomic_load(&fake_state->slot_high);
   for (unsigned i = 0; pid && i < high; i++)
     if (state_slot_pid(i) == pid) generation = atomic_load(&fake_state->slot[i].generation);
-  table_lock();
+  state_table_lock();
   struct fake_failure *place = NULL;
   for (unsigned i = 0; i < FAKE_FAILURES && !place; i++)
     if (atomic_load(&fake_state->failure[i].left) == 0) place = &fake_state->failure[i];
@@ -522,16 +567,16 @@ int state_add_failure(const char *call, int result, uint32_t count, pid_t pid) {
     atomic_store(&place->left, count);
     state_rearm();
   }
-  table_unlock();
+  state_table_unlock();
   return place ? 0 : -1;
 }
 
 void state_reset_control(void) {
-  table_lock();
+  state_table_lock();
   for (unsigned i = 0; i < FAKE_FAILURES; i++) atomic_store(&fake_state->failure[i].left, 0);
   for (unsigned i = 0; i < FAKE_CALLS; i++) atomic_store(&fake_state->calls[i], 0);
   for (unsigned i = 0; i < FAKE_MAX_GPUS; i++) atomic_store(&fake_state->gpu[i].lost, 0);
   atomic_store(&fake_state->counting, fake_state->machine.counters);
   state_rearm();
-  table_unlock();
+  state_table_unlock();
 }

@@ -10,6 +10,7 @@
 #ifndef FAKE_STATE_H
 #define FAKE_STATE_H
 
+#include "fake_limits.h"
 #include "fake_machine.h"
 
 #include <pthread.h>
@@ -41,6 +42,8 @@ struct fake_slot {
   _Atomic uint64_t managed[FAKE_MAX_GPUS];  /* managed memory, wherever its pages are */
   _Atomic uint64_t resident[FAKE_MAX_GPUS]; /* so much of it on the GPU, and part of USED */
   _Atomic uint64_t moved[FAKE_MAX_GPUS];    /* bytes of pages that its kernels made move */
+  struct fake_chain chain;                                  /* the cgroup, and what is above it */
+  _Atomic uint64_t counted[FAKE_MAX_GPUS][FAKE_LEVELS];     /* of USED, what counts for its limits: level - 1 */
   _Alignas(64) _Atomic uint64_t launches[FAKE_LAUNCH_CELLS];
   _Alignas(64) _Atomic uint64_t records; /* of events, by threads that have launched */
   _Atomic uint64_t foreign_records;      /* of them, into another stream than the thread's last launch */
@@ -70,8 +73,9 @@ struct fake_failure {
 /* Memory of several processes: lies in the memory's own file. Changed under the GPU's lock. */
 struct fake_share {
   uint64_t payer;              /* generation << 16 | slot + 1; 0: none */
+  uint64_t level;              /* of the payer's limits, that it counts at */
   uint64_t holder[FAKE_SLOTS]; /* generation << 32 | references of that process */
-  uint8_t rest[4096 - 8];      /* a mapping ends with a page */
+  uint8_t rest[4096 - 16];     /* a mapping ends with a page */
 };
 
 struct fake_event {
@@ -97,6 +101,7 @@ struct fake_state {
   /* Held by the owner of the slot as long as it lives; the kernel marks it when the owner dies. It only hints that a
    * reading the record locks is worth its system calls. */
   pthread_mutex_t alive[FAKE_SLOTS];
+  struct fake_group group[FAKE_GROUPS]; /* cgroups, under the table lock */
   struct fake_slot slot[FAKE_SLOTS];
 };
 
@@ -119,9 +124,13 @@ static inline void state_spin(unsigned spins) {
 }
 
 /* Takes BYTES of GPU's memory for this process (needs a slot). -1: not enough, even after dead processes' memory
- * came back. */
-int state_charge(unsigned gpu, uint64_t bytes);
-void state_uncharge(unsigned gpu, uint64_t bytes);
+ * came back, or more than a limit allows. LEVEL: what it counts for, and goes back with it; NULL: for no limit. */
+int state_charge(unsigned gpu, uint64_t bytes, unsigned *level);
+void state_uncharge(unsigned gpu, uint64_t bytes, unsigned level);
+
+/* The same for memory that is taken and given back in pieces of other sizes. */
+int state_charge_bill(unsigned gpu, uint64_t bytes, struct fake_bill *bill);
+void state_uncharge_bill(unsigned gpu, uint64_t bytes, struct fake_bill *bill);
 
 /* Managed memory takes what the GPU has left and makes room for other memory. */
 void state_charge_managed(unsigned gpu, uint64_t bytes);
@@ -132,9 +141,9 @@ uint64_t state_touch_managed(unsigned gpu);
 /* The same of BYTES, for a prefetch. */
 uint64_t state_fetch_managed(unsigned gpu, uint64_t bytes);
 
-/* One reference more of this process to shared memory of BYTES. PAYS: it has charged them; else they are charged to it
- * if no living process pays. -1: no room. */
-int state_share_join(struct fake_share *share, unsigned gpu, uint64_t bytes, int pays);
+/* One reference more of this process to shared memory of BYTES. PAYS: it has charged them, at
+ * LEVEL; else they are charged to it if no living process pays. -1: no room. */
+int state_share_join(struct fake_share *share, unsigned gpu, uint64_t bytes, int pays, unsigned level);
 /* One less. The charge goes with the payer's last, or to another process that still refers to the memory. */
 void state_share_leave(struct fake_share *share, unsigned gpu, uint64_t bytes);
 
@@ -142,6 +151,13 @@ void state_share_leave(struct fake_share *share, unsigned gpu, uint64_t bytes);
 void state_reap(void);
 /* Owner's PID in the caller's namespace; 0: invisible there; -1: dead. */
 pid_t state_slot_pid(unsigned slot);
+
+/* The slot table and the groups are changed by one thread of one process at a time. */
+void state_table_lock(void);
+void state_table_unlock(void);
+/* Stops all charges on a GPU, for a process without a slot. Under the table lock. */
+void state_gpu_lock(unsigned gpu);
+void state_gpu_unlock(unsigned gpu);
 
 /* Takes LOCK for this process, also from a holder that died. */
 void state_lock(_Atomic uint64_t *lock);

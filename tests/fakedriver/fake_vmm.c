@@ -44,7 +44,7 @@ void memory_settle(struct memory *memory) {
   if (memory->references || memory->mappings) return;
   multicast_forget(memory);
   if (memory->share) share_leave(memory);
-  else if (memory->charged) state_uncharge(memory->gpu, memory->charged);
+  else if (memory->charged) state_uncharge(memory->gpu, memory->charged, memory->level);
   if (memory->fd >= 0) close(memory->fd);
   handle_delete(&memories, memory);
 }
@@ -108,14 +108,16 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmem
   if (size > 1ull << 47) return CUDA_ERROR_OUT_OF_MEMORY;
   unsigned gpu = host(prop) ? 0 : device_gpu[prop->location.id];
   uint64_t charged = host(prop) ? 0 : memory_rounded(size);
-  TRY(charged ? memory_charge(gpu, charged) : CUDA_SUCCESS);
+  unsigned level = 0;
+  TRY(charged ? memory_charge(gpu, charged, &level) : CUDA_SUCCESS);
   struct memory *memory = memory_new();
   if (!memory) {
-    if (charged) state_uncharge(gpu, charged);
+    if (charged) state_uncharge(gpu, charged, level);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   memory->size = size;
   memory->charged = charged;
+  memory->level = level;
   memory->gpu = gpu;
   memory->host = host(prop);
   memory->prop = *prop;

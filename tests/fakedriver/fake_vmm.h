@@ -13,7 +13,7 @@ struct binding;
 struct memory {
   struct handle handle;
   uint64_t size, charged; /* charged: 0 for what no process or another one pays */
-  unsigned gpu;
+  unsigned gpu, level; /* level: of the limits that count it */
   int fd; /* -1: the bytes were not touched yet */
   uint32_t references, mappings; /* mappings: of all kinds, also into arrays and multicast objects */
   int host, multicast;

@@ -18,6 +18,7 @@ static const char usage[] =
     "       fakectl lost <gpu>            the GPU falls off the bus\n"
     "       fakectl found <gpu>           and is back\n"
     "       fakectl count on|off          count every call\n"
+    "       fakectl forget-limits <gpu>   all memory limits of cgroups go, as with the GPU's driver state\n"
     "       fakectl reset                 takes back all of the above\n"
     "       fakectl state                 what the machine looks like now, as JSON\n"
     "FAKEDRIVER_STATE names the machine; FAKEDRIVER_MACHINE creates it if it does not exist.\n";
@@ -74,6 +75,13 @@ static int order_loss(const char *gpu_text, uint32_t lost) {
   return OK;
 }
 
+static int order_forgetting(const char *gpu_text) {
+  unsigned gpu;
+  if (parse_gpu(gpu_text, &gpu)) return complain("this machine has no GPU", gpu_text);
+  limits_forget(gpu);
+  return OK;
+}
+
 static int order_counting(const char *text) {
   int on = !strcmp(text, "on");
   if (!on && strcmp(text, "off") != 0) return complain("neither on nor off:", text);
@@ -123,6 +131,23 @@ static void print_process(unsigned index, int first) {
          (unsigned long long)atomic_load(&slot->foreign_records));
 }
 
+/* Entries of the backend misc; those of dmem are the groups' files. */
+static void print_limits(void) {
+  int first = 1;
+  for (unsigned i = 0; i < FAKE_GROUPS && fake_state->group[i].inode; i++) {
+    const struct fake_group *group = &fake_state->group[i];
+    for (unsigned gpu = 0; gpu < fake_state->machine.gpu_count; gpu++) {
+      if (!atomic_load(&group->limit[gpu].entry)) continue;
+      printf("%s\n    {\"cgroup\": \"", first ? "" : ",");
+      print_name(group->path);
+      printf("\", \"gpu\": %u, \"soft\": %llu, \"hard\": %llu, \"used\": %llu}", gpu,
+             (unsigned long long)atomic_load(&group->limit[gpu].soft),
+             (unsigned long long)atomic_load(&group->limit[gpu].hard), (unsigned long long)limits_used(gpu, i));
+      first = 0;
+    }
+  }
+}
+
 static int print_state(void) {
   state_reap();
   printf("{\n  \"driver_version\": \"%s\", \"cuda_version\": %u,\n  \"gpus\": [", fake_state->machine.driver_version,
@@ -146,6 +171,8 @@ static int print_state(void) {
            failure->result, left, failure->pid);
     first = 0;
   }
+  printf("\n  ],\n  \"limits\": [");
+  print_limits();
   printf("\n  ],\n  \"calls\": {");
   first = 1;
   for (unsigned i = 0; i < CALLS_END; i++) {
@@ -170,6 +197,7 @@ int main(int count, char **args) {
   if (!strcmp(order, "event") && count == 5) return order_event(args[2], args[3], args[4]);
   if (!strcmp(order, "lost") && count == 3) return order_loss(args[2], 1);
   if (!strcmp(order, "found") && count == 3) return order_loss(args[2], 0);
+  if (!strcmp(order, "forget-limits") && count == 3) return order_forgetting(args[2]);
   if (!strcmp(order, "count") && count == 3) return order_counting(args[2]);
   if (!strcmp(order, "state") && count == 2) return print_state();
   if (!strcmp(order, "reset") && count == 2) {

@@ -9,7 +9,7 @@ NVML_INCLUDE   ?= $(CUDA_INCLUDE)
 FAKE_OUT       := $(BUILD)/fakedriver
 FAKE_OBJECTS   := $(FAKE_OUT)/objects
 
-FAKE_COMMON    := fake_machine fake_topology fake_state fake_env
+FAKE_COMMON    := fake_machine fake_topology fake_state fake_limits fake_limits_files fake_env
 FAKE_SHARED    := $(FAKE_COMMON) fake_call fake_visible
 FAKE_CUDA      := $(FAKE_SHARED) fake_handle fake_device fake_context fake_arena fake_range fake_memory fake_pool \
                   fake_pool_objects fake_pool_share \
@@ -19,7 +19,7 @@ FAKE_CUDA      := $(FAKE_SHARED) fake_handle fake_device fake_context fake_arena
                   fake_graph fake_graph_nodes fake_graph_memory fake_graph_exec fake_graph_update \
                   fake_graph_reuse fake_graph_conditional fake_link fake_texture fake_green \
                   fake_unsupported
-FAKE_NVML      := $(FAKE_SHARED) fake_nvml_system fake_nvml_device fake_nvml_memory fake_nvml_private fake_nvml_accounting \
+FAKE_NVML      := $(FAKE_SHARED) fake_nvml_system fake_nvml_device fake_nvml_memory fake_nvml_limits fake_nvml_private fake_nvml_accounting \
                   fake_nvml_topology fake_nvml_sensors fake_nvml_event fake_nvml_unsupported
 FAKE_CTL       := $(FAKE_COMMON) fake_call fakectl
 

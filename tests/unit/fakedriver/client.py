@@ -268,6 +268,39 @@ def device(index: int) -> c_void_p:
     return handle
 
 
+class MemoryLimits(ctypes.Structure):
+    """nvmlGetMemoryLimits_v1_t; that of Set is the same without its end."""
+
+    _fields_ = [
+        ("name_space", ctypes.c_char_p),
+        ("soft", ctypes.c_ulonglong),
+        ("hard", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    ]
+
+
+def set_limit(group: str, hard: int, soft: int = 0, index: int = 0) -> int:
+    limits = MemoryLimits(group.encode(), soft, hard)
+    return call("nvmlDeviceSetMemoryLimits_v1", device(index), byref(limits))
+
+
+def get_limit(group: str, index: int = 0) -> list[int]:
+    """[soft, hard, used], or [minus the error code]."""
+    limits = MemoryLimits(group.encode())
+    code = call("nvmlDeviceGetMemoryLimits_v1", device(index), byref(limits))
+    return [-code] if code else [limits.soft, limits.hard, limits.used]
+
+
+def nvml_memory(index: int = 0) -> list[int]:
+    """Total, free and used as nvmlDeviceGetMemoryInfo says; the second version must agree."""
+    first, second = (c_uint64 * 3)(), (c_uint64 * 5)(40 | 2 << 24)
+    good("nvmlDeviceGetMemoryInfo", device(index), first)
+    good("nvmlDeviceGetMemoryInfo_v2", device(index), second)
+    if (second[1], second[3]) != (first[0], first[1]):
+        raise RuntimeError(f"{list(first)} and {list(second)}")
+    return list(first)
+
+
 class ProcessV1(ctypes.Structure):
     _fields_ = [("pid", c_uint), ("used", ctypes.c_ulonglong)]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakedriver.cgroups import make_group, make_root
 from tests.fakedriver.env import ROOT, driver_env, library_directory
 
 
@@ -127,3 +128,33 @@ def written(machine: Callable[..., Machine]) -> Iterator[Callable[[str], Machine
             return machine(path)
 
         yield make
+
+
+class LimitedNode:
+    """A machine with limits, its tree of cgroups, and an agent that may set them."""
+
+    def __init__(self, machine: Machine, root: Path, backend: str = "misc") -> None:
+        self.machine, self.root, self.backend = machine, root, backend
+        make_root(root, backend)
+        self.agent = machine.peer(FAKEDRIVER_ADMIN="yes")
+
+    def group(self, name: str, controller: bool = True) -> Path:
+        return make_group(self.root / name, self.backend, controller)
+
+    def process(self, group: Path | None) -> Peer:
+        return self.machine.peer(**({"FAKEDRIVER_CGROUP": str(group)} if group else {}))
+
+    def set(self, group: Path, hard: int, soft: int = 0, index: int = 0) -> int:
+        return int(self.agent(f"set_limit({str(group)!r}, {hard}, {soft}, {index})"))
+
+    def get(self, group: Path, index: int = 0) -> list[int]:
+        return list(self.agent(f"get_limit({str(group)!r}, {index})"))
+
+
+@pytest.fixture
+def node(written: Callable[[str], Machine], tmp_path: Path) -> Callable[..., LimitedNode]:
+    def make(*keys: str, backend: str = "misc", gpu: str = "  memory: 24GiB") -> LimitedNode:
+        text = "\n".join([f"memory_limits: {backend}", "context_memory: 0", *keys, "gpu *:", gpu, "gpu 1:"])
+        return LimitedNode(written(text + "\n"), tmp_path / "cgroup", "dmem" if backend == "dmem" else "misc")
+
+    return make
