@@ -15,16 +15,20 @@ static const struct growth_process *find(const struct growth_view *view, uint32_
 
 static uint64_t less(uint64_t after, uint64_t before) { return after > before ? after - before : 0; }
 
-uint64_t growth_of(uint32_t self, const struct growth_view *before, const struct growth_view *after) {
+int growth_of(uint32_t self, const struct growth_view *before, const struct growth_view *after, uint64_t *bytes) {
   const struct growth_process *now = find(after, self), *then = find(before, self);
   uint64_t smallest = 0;
-  if (now) return less(now->bytes, then ? then->bytes : 0);
+  if (now) {
+    *bytes = less(now->bytes, then ? then->bytes : 0);
+    return 1;
+  }
   for (uint32_t i = 0; i < after->count; i++) {
     const struct growth_process *process = &list_of(after)[i];
     if (process->bytes == 0 || find(before, process->pid)) continue;
     if (smallest == 0 || process->bytes < smallest) smallest = process->bytes;
   }
-  return smallest ? smallest : less(after->total, before->total);
+  *bytes = smallest ? smallest : less(after->total, before->total);
+  return smallest != 0 || before->size == after->size;
 }
 
 uint64_t growth_held(uint32_t self, const struct growth_view *view) {

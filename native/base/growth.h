@@ -18,7 +18,8 @@ struct growth_view {
   uint32_t count;
   struct growth_process few[GROWTH_FEW];
   int listed; /* there is a list, complete */
-  uint64_t total;
+  uint64_t total; /* in use */
+  uint64_t size;  /* of SIZE bytes: the GPU's, or those of a limit that the driver shows in its place */
   struct growth_process *many; /* where they lie when they are more than a few; else NULL. The taker of the view owns it */
   uint64_t many_bytes;
 };
@@ -27,8 +28,10 @@ struct growth_view {
  * - listed under its own PID (no PID namespace in between): exactly its own growth;
  * - else there are new PIDs: it is one of them. One: its bytes. Several, because others start at the same time: the
  *   smallest, since a fresh context is the least a process can have, and the agent adds what is missing later;
- * - else (no list at all): the growth of the whole GPU, which others may blur. */
-uint64_t growth_of(uint32_t self, const struct growth_view *before, const struct growth_view *after);
+ * - else (no list at all): the growth of the whole GPU, which others may blur.
+ * 1: *BYTES is that. 0: nothing is known, because only the last way is left and the two views are not of the same whole:
+ * between them a limit of the driver came, went or changed. */
+int growth_of(uint32_t self, const struct growth_view *before, const struct growth_view *after, uint64_t *bytes);
 
 /* Bytes that the list of a view gives for the process SELF; 0 when it is not in it. */
 uint64_t growth_held(uint32_t self, const struct growth_view *view);

@@ -68,10 +68,11 @@ static int cost_end(struct cost *cost, uint64_t *grown) {
   int seen = nvml_probe_read(cost->column, &after);
   if (seen) {
     undeclared_learn(&cost->before, &after);
-    *grown = growth_of((uint32_t)os_pid(), &cost->before, &after);
+    seen = growth_of((uint32_t)os_pid(), &cost->before, &after, grown);
     nvml_probe_drop(&after);
   }
   cost_drop(cost);
+  if (!seen) *grown = 0;
   if (!seen) return 0;
   if (*grown > COST_MAX) *grown = COST_MAX;
   *grown = (*grown + VIEW_GRAIN - 1) & ~(uint64_t)(VIEW_GRAIN - 1);

@@ -5,6 +5,8 @@
  * gone. So "the level is lower than before the call by at least these bytes" means gone. Neighbours move it too: one
  * that frees as much in between ends the charge early, one that takes as much lets it last its seconds. Charges under
  * way in other threads do the same. Both end with the deadline.
+ * Where the driver has a limit for this container, that takes the GPU's place in what NVML shows. A level that was read
+ * before the limit came says nothing about one that was read after it: their sizes tell, and the deadline decides.
  * Tests: tests/integration/test_native_lingering.py. */
 #include "exported.h"
 
@@ -25,7 +27,7 @@ struct entry {
   struct ledger_lingering lingering; /* word 0: free */
   uint32_t column;
   uint64_t bytes;
-  int64_t level; /* before the call that ended it */
+  struct level level; /* before the call that ended it */
 };
 
 static VC_LARGE struct entry entries[ENTRIES];
@@ -40,11 +42,11 @@ void exported_begin(void) {
   atomic_store_explicit(&exporting, 1, memory_order_release);
 }
 
-static int read_level(uint32_t column, int64_t *level) {
+static int read_level(uint32_t column, struct level *level) {
   struct ledger_holding own;
-  uint64_t total;
-  if (!nvml_probe_total(column, &total) || ledger_holding(runtime_ledger, column, &own) != VC_OK) return 0;
-  *level = (int64_t)total - (int64_t)own.bytes + (int64_t)undeclared_bytes(column);
+  uint64_t used;
+  if (!nvml_probe_total(column, &used, &level->size) || ledger_holding(runtime_ledger, column, &own) != VC_OK) return 0;
+  level->bytes = (int64_t)used - (int64_t)own.bytes + (int64_t)undeclared_bytes(column);
   return 1;
 }
 
@@ -76,25 +78,27 @@ static void forget_lapsed(void) {
   for (struct entry *entry = entries; entry < entries + ENTRIES; entry++) {
     if (entry->lingering.word == 0 || ledger_lingers(runtime_ledger, &entry->lingering)) continue;
     for (struct entry *other = entries; other < entries + ENTRIES; other++)
-      if (other->column == entry->column) other->level += (int64_t)entry->bytes;
+      if (other->column == entry->column) other->level.bytes += (int64_t)entry->bytes;
     drop(entry);
   }
 }
 
 /* What is gone lowered the level, and its charge, given back, raises it again: nothing changes for the others. */
-static int end_charges_of_gone(uint32_t column, int64_t level) {
+static int end_charges_of_gone(uint32_t column, struct level now) {
   int ended = 0;
   for (struct entry *entry = entries; entry < entries + ENTRIES; entry++) {
-    if (entry->lingering.word == 0 || entry->column != column || level + (int64_t)entry->bytes > entry->level) continue;
+    if (entry->lingering.word == 0 || entry->column != column || now.size != entry->level.size ||
+        now.bytes + (int64_t)entry->bytes > entry->level.bytes)
+      continue;
     ended |= ledger_linger_end(runtime_ledger, &entry->lingering);
-    level += (int64_t)entry->bytes;
+    now.bytes += (int64_t)entry->bytes;
     drop(entry);
   }
   return ended;
 }
 
 static int reclaim(uint32_t column) {
-  int64_t level;
+  struct level level;
   int ended = 0;
   if (atomic_load(&count) == 0 || !long_lock_try(&reclaiming, &self, PATIENCE_MS)) return 0;
   lock_take(&lock);

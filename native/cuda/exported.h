@@ -7,11 +7,17 @@
 
 #include <stdint.h>
 
+/* What is in use on a GPU beyond this process's charges, and of how many bytes that is a part (exported.c). */
+struct level {
+  int64_t bytes;
+  uint64_t size;
+};
+
 /* Around a driver call that may end a holding; begins with column -1, for which everything does nothing. */
 struct release_probe {
   int column;
   int seen; /* NVML is there: LEVEL is what it showed before the call */
-  int64_t level;
+  struct level level;
 };
 
 /* Something was exported. Before that the functions below cost one load. */

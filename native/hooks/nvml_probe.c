@@ -131,14 +131,16 @@ void nvml_probe_drop(struct growth_view *view) {
   view->many = NULL;
 }
 
-static nvmlReturn_t read_total(uint32_t column, uint64_t *total) {
+static nvmlReturn_t read_total(uint32_t column, uint64_t *used, uint64_t *size) {
   nvmlMemory_t memory;
   nvmlDevice_t device;
   nvmlReturn_t result = device_of(column, &device);
   if (real_nvml.nvmlDeviceGetMemoryInfo == NULL) return NVML_ERROR_FUNCTION_NOT_FOUND;
   if (result != NVML_SUCCESS) return result;
   result = real_nvml.nvmlDeviceGetMemoryInfo(device, &memory);
-  if (result == NVML_SUCCESS) *total = memory.used;
+  if (result != NVML_SUCCESS) return result;
+  *used = memory.used;
+  *size = memory.total;
   return result;
 }
 
@@ -161,7 +163,7 @@ void nvml_probe_prepare(void) {
 /* A GPU without a list is half a view; when another thread ended NVML between two of the queries, there is none. */
 static nvmlReturn_t read_view(uint32_t column, struct growth_view *view) {
   nvmlDevice_t device;
-  nvmlReturn_t result = read_total(column, &view->total);
+  nvmlReturn_t result = read_total(column, &view->total, &view->size);
   if (result == NVML_SUCCESS) result = device_of(column, &device);
   if (result == NVML_SUCCESS && list_processes(device, view) == NVML_ERROR_UNINITIALIZED)
     result = NVML_ERROR_UNINITIALIZED;
@@ -175,11 +177,11 @@ static int read_all(uint32_t column, struct growth_view *out) {
   return start_again() && read_view(column, out) == NVML_SUCCESS;
 }
 
-static int read_gpu(uint32_t column, uint64_t *out) {
+static int read_gpu(uint32_t column, uint64_t *used, uint64_t *size) {
   if (!start()) return 0;
-  nvmlReturn_t result = read_total(column, out);
+  nvmlReturn_t result = read_total(column, used, size);
   if (result != NVML_ERROR_UNINITIALIZED) return result == NVML_SUCCESS;
-  return start_again() && read_total(column, out) == NVML_SUCCESS;
+  return start_again() && read_total(column, used, size) == NVML_SUCCESS;
 }
 
 /* NVML has locks of its own: a signal handler of the program that calls NVML while this thread is inside it would wait
@@ -195,11 +197,11 @@ int nvml_probe_read(uint32_t column, struct growth_view *out) {
   return seen;
 }
 
-int nvml_probe_total(uint32_t column, uint64_t *out) {
+int nvml_probe_total(uint32_t column, uint64_t *used, uint64_t *size) {
   uint64_t signals;
   os_signals_block(&signals);
   starts_inside++;
-  int seen = read_gpu(column, out);
+  int seen = read_gpu(column, used, size);
   starts_inside--;
   os_signals_restore(&signals);
   return seen;

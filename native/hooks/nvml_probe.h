@@ -23,8 +23,8 @@ int nvml_probe_is_started(void);
 int nvml_probe_read(uint32_t column, struct growth_view *out);
 void nvml_probe_drop(struct growth_view *view);
 
-/* The same for all that is in use alone, in bytes. */
-int nvml_probe_total(uint32_t column, uint64_t *out);
+/* The same for all that is in use alone, in bytes, and of how many: a limit of the driver takes the GPU's place there. */
+int nvml_probe_total(uint32_t column, uint64_t *used, uint64_t *size);
 
 /* NVML is ended as far as it was started here. The next reading starts it again. */
 void nvml_probe_stop(void);

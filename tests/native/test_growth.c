@@ -4,12 +4,18 @@
 
 enum { MIB = 1 << 20 };
 
+/* UINT64_MAX: nothing is known. */
+static uint64_t growth(uint32_t self, const struct growth_view *before, const struct growth_view *after) {
+  uint64_t bytes = 0;
+  return growth_of(self, before, after, &bytes) ? bytes : UINT64_MAX;
+}
+
 TEST(growth_under_own_pid) {
   const struct growth_view before = {.count = 2, .few = {{7, 500 * MIB}, {9, 100 * MIB}}, .listed = 1, .total = 1000 * MIB};
   const struct growth_view after = {.count = 3, .few = {{7, 900 * MIB}, {9, 260 * MIB}, {11, 50 * MIB}}, .listed = 1, .total = 5000u * MIB};
-  CHECK_EQ(growth_of(9, &before, &after), 160 * MIB);  /* what others did does not matter */
-  CHECK_EQ(growth_of(11, &before, &after), 50 * MIB);
-  CHECK_EQ(growth_of(9, &after, &before), 0); /* shrunk: never negative */
+  CHECK_EQ(growth(9, &before, &after), 160 * MIB);  /* what others did does not matter */
+  CHECK_EQ(growth(11, &before, &after), 50 * MIB);
+  CHECK_EQ(growth(9, &after, &before), 0); /* shrunk: never negative */
 }
 
 TEST(growth_under_a_foreign_pid) {
@@ -17,15 +23,27 @@ TEST(growth_under_a_foreign_pid) {
   const struct growth_view one = {.count = 2, .few = {{4000, 1900 * MIB}, {4100, 300 * MIB}}, .listed = 1, .total = 2200u * MIB};
   const struct growth_view two = {.count = 3, .few = {{4000, 500 * MIB}, {4100, 300 * MIB}, {4200, 1500 * MIB}}, .listed = 1, .total = 2300u * MIB};
   const struct growth_view empty = {.count = 2, .few = {{4000, 500 * MIB}, {4100, 0}}, .listed = 1, .total = 700 * MIB};
-  CHECK_EQ(growth_of(1, &before, &one), 300 * MIB); /* the neighbour took 1400 MiB meanwhile: not ours */
-  CHECK_EQ(growth_of(1, &before, &two), 300 * MIB);
-  CHECK_EQ(growth_of(1, &before, &empty), 200 * MIB); /* a new PID without a number says nothing */
+  CHECK_EQ(growth(1, &before, &one), 300 * MIB); /* the neighbour took 1400 MiB meanwhile: not ours */
+  CHECK_EQ(growth(1, &before, &two), 300 * MIB);
+  CHECK_EQ(growth(1, &before, &empty), 200 * MIB); /* a new PID without a number says nothing */
 }
 
 TEST(growth_without_a_list) {
   const struct growth_view before = {.total = 500 * MIB}, after = {.total = 800 * MIB};
-  CHECK_EQ(growth_of(1, &before, &after), 300 * MIB);
-  CHECK_EQ(growth_of(1, &after, &before), 0);
+  CHECK_EQ(growth(1, &before, &after), 300 * MIB);
+  CHECK_EQ(growth(1, &after, &before), 0);
+}
+
+/* A limit of the driver came in between: what is in use is a part of another whole. */
+TEST(growth_across_a_limit) {
+  const struct growth_view before = {.total = 9000u * (uint64_t)MIB, .size = 24000u * (uint64_t)MIB};
+  const struct growth_view after = {.total = 300 * MIB, .size = 4000u * (uint64_t)MIB};
+  const struct growth_view listed = {
+      .count = 1, .few = {{7, 250 * MIB}}, .listed = 1, .total = 300 * MIB, .size = 4000u * (uint64_t)MIB};
+  CHECK_EQ(growth(1, &before, &after), UINT64_MAX);
+  CHECK_EQ(growth(1, &after, &before), UINT64_MAX);
+  CHECK_EQ(growth(7, &before, &listed), 250 * MIB); /* lists know nothing of limits */
+  CHECK_EQ(growth(1, &before, &listed), 250 * MIB);
 }
 
 TEST(growth_proves_own_pid) {
@@ -47,8 +65,8 @@ TEST(growth_among_many) {
   now[MANY] = (struct growth_process){9, 300 * MIB};
   const struct growth_view before = {.count = MANY, .listed = 1, .total = MANY * (uint64_t)MIB, .many = then};
   const struct growth_view after = {.count = MANY + 1, .listed = 1, .total = (MANY + 400) * (uint64_t)MIB, .many = now};
-  CHECK_EQ(growth_of(9, &before, &after), 300 * MIB);
-  CHECK_EQ(growth_of(7, &before, &after), 300 * MIB); /* the one that is new */
+  CHECK_EQ(growth(9, &before, &after), 300 * MIB);
+  CHECK_EQ(growth(7, &before, &after), 300 * MIB); /* the one that is new */
   CHECK_EQ(growth_held(9, &after), 300 * MIB);
   CHECK_EQ(growth_proves(9, &before, &after), 1);
 }
