@@ -38,6 +38,23 @@ VC_HOT nvmlReturn_t vc_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemor
   return NVML_SUCCESS;
 }
 
+/* Limits of the driver's own. Where one leaves room for the whole quota, or there is none, the quota is what holds first:
+ * it is shown with what counts for it, as everywhere else. A program that compared the driver's number would find a
+ * limit above the GPU's size. A lower one, which a program with the right to it set for a group of its own, is shown as
+ * it is. A driver that has no limit to tell of answers as without the library: it is no number of ours to invent.
+ * Setting is left to the driver, which lets only the host's root do it: who can do that needs no NVML for it. */
+nvmlReturn_t vc_nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimits_v1_t *limits) {
+  struct view view;
+  nvmlReturn_t result = real_nvml.nvmlDeviceGetMemoryLimits_v1(device, limits);
+  if (result != NVML_SUCCESS || limits == NULL) return result;
+  read_view(device, &view);
+  if (limits->hardLimit < view.total) return NVML_SUCCESS;
+  limits->hardLimit = view.total;
+  limits->currentUsed = view.used;
+  if (limits->softLimit > limits->hardLimit) limits->softLimit = limits->hardLimit;
+  return NVML_SUCCESS;
+}
+
 /* The window through which the host reaches the GPU's memory is no container's share: its size stays, since it is
  * what peers can map, and what all tenants together have mapped does not show. */
 nvmlReturn_t vc_nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory) {
