@@ -98,13 +98,26 @@ class ShareUsage:
 
 @dataclass(frozen=True, slots=True)
 class LedgerUsage:
-    """A snapshot of a ledger: format version, allocation, GPUs in order, largest sums so far, processes by slot."""
+    """A snapshot of a ledger. Sizes and counts are by GPU UUID.
+
+    Attributes:
+        version: Format version.
+        allocation_id: The allocation that it belongs to.
+        gpu_uuids: The GPUs in order.
+        peak: Largest sums so far.
+        processes: By slot.
+        driver_refused: Allocations that the driver had no memory for although the quota had room: a limit of the
+            driver's own, or a full GPU. 0 in ledgers of processes with an older library.
+        driver_refused_bytes: What the last of them asked for; 0 where nobody knew.
+    """
 
     version: int
     allocation_id: bytes
     gpu_uuids: tuple[str, ...]
     peak: dict[str, int]
     processes: tuple[ProcessUsage, ...]
+    driver_refused: dict[str, int] = field(default_factory=dict)
+    driver_refused_bytes: dict[str, int] = field(default_factory=dict)
 
     def used(self, uuid: str) -> int:
         """Bytes that the living processes hold of one GPU."""
@@ -183,8 +196,15 @@ def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = (), *, wait: bool = Tr
         )
         for slot in slots[0:count]
     )
-    peak = dict(zip(uuids, info.peak, strict=False))
-    return LedgerUsage(info.version, bytes(ffi.buffer(info.id)), uuids, peak, processes)
+    return LedgerUsage(
+        info.version,
+        bytes(ffi.buffer(info.id)),
+        uuids,
+        peak=dict(zip(uuids, info.peak, strict=False)),
+        processes=processes,
+        driver_refused=dict(zip(uuids, info.driver_refused, strict=False)),
+        driver_refused_bytes=dict(zip(uuids, info.driver_refused_bytes, strict=False)),
+    )
 
 
 def locks_last(path: StrPath) -> bool:

@@ -59,6 +59,10 @@ CUresult charge_try(uint32_t column, uint64_t bytes) {
   return VC_LIKELY(status >= 0) ? CUDA_SUCCESS : refusal(status);
 }
 
+__attribute__((noinline, cold)) void charge_driver_refused(uint32_t column, uint64_t bytes) {
+  ledger_driver_refused(runtime_ledger, column & COLUMN_NUMBER, bytes);
+}
+
 void charge_return(uint32_t column, uint64_t bytes) {
   if (is_managed(column))
     ledger_uncharge_part(runtime_ledger, LEDGER_MANAGED, column & COLUMN_NUMBER, bytes);
@@ -140,6 +144,8 @@ CUresult charge_end(struct charge *charge, enum allocation_kind kind, CUresult r
   struct table_entry old;
   if (!charge->taken) return result;
   if (result != CUDA_SUCCESS) {
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && !is_managed(charge->column))
+      charge_driver_refused(charge->column, charge->bytes);
     charge_cancel(charge);
     return result;
   }

@@ -74,6 +74,10 @@ void charge_return(uint32_t column, uint64_t bytes);
 /* charge_column() without the reclaiming, for callers that hold what a reclaim needs, or can do with less. */
 CUresult charge_try(uint32_t column, uint64_t bytes);
 
+/* The driver had no memory for what was charged, and so the program is refused by it and not by the quota: counted once
+ * for each call of the program. BYTES: 0 where nobody knows. charge_end() does it for what it is told. */
+void charge_driver_refused(uint32_t column, uint64_t bytes);
+
 /* BYTES rounded up to what a charge is a multiple of. */
 uint64_t charge_round(uint64_t bytes);
 

@@ -123,6 +123,7 @@ static CUresult make_measured(struct gpu *gpu, uint32_t column, const struct cre
     result = charge_column(column, gpu->cost);
     if (result != CUDA_SUCCESS) creation->unmake(creation, *context);
   } else {
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) charge_driver_refused(column, 0);
     cost_drop(&view);
   }
   undeclared_release(column);
@@ -138,6 +139,7 @@ static CUresult make_known(struct gpu *gpu, uint32_t column, const struct creati
   if (!undeclared_is_measurable()) cost_begin(&view, column);
   result = creation->make(creation, context);
   if (result != CUDA_SUCCESS) {
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) charge_driver_refused(column, gpu->cost);
     charge_return(column, gpu->cost);
     cost_drop(&view);
   } else {

@@ -3,12 +3,24 @@
  * change what a graph needs: memory nodes must stay the same.
  * Charges nothing itself. Tests: tests/integration/test_native_graph.py. */
 #include "capture.h"
+#include "charge.h"
 #include "cuda_bodies.h"
 #include "driver.h"
 #include "graph_exec.h"
 #include "graph_memory.h"
 #include "graph_need.h"
 #include "launch.h"
+
+/* Of the columns that a launch takes memory in, the first: the driver does not say which it was. */
+static __attribute__((noinline, cold)) void refused_by_driver(const struct graph_exec *exec) {
+  uint32_t column = (uint32_t)__builtin_ctz(exec->columns);
+  charge_driver_refused(column, exec->need[column].bytes);
+}
+
+static inline CUresult answered(const struct graph_exec *exec, CUresult result) {
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && exec->columns != 0) refused_by_driver(exec);
+  return result;
+}
 
 typedef CUresult graph_call(CUgraphExec exec, CUstream stream);
 
@@ -19,13 +31,13 @@ static __attribute__((noinline)) CUresult run_with_memory(CUgraphExec handle, CU
   int locked;
   if (exec == NULL || capture_is_on(stream, per_thread)) return call(handle, stream);
   if (graph_memory_pass(exec, key)) {
-    CUresult result = call(handle, stream);
+    CUresult result = answered(exec, call(handle, stream));
     graph_memory_passed(exec, result);
     return result;
   }
   CUresult result = graph_memory_begin(exec, key, &locked);
   if (result != CUDA_SUCCESS) return result;
-  result = call(handle, stream);
+  result = answered(exec, call(handle, stream));
   if (locked) graph_memory_end(exec, key, result);
   return result;
 }
@@ -115,7 +127,7 @@ static CUresult upload(CUgraphExec *made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_
     params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
     return result;
   }
-  result = call(made, graph, params);
+  result = answered(need, call(made, graph, params));
   if (result == CUDA_SUCCESS) result = remember(*made, need);
   if (locked) graph_memory_end(result == CUDA_SUCCESS ? graph_exec_find(*made) : need, key, result);
   return result;

@@ -114,11 +114,14 @@ static CUresult set_charged(struct change *change, size_t value) {
   CUresult result = charge_column(change->place.column, missing);
   if (result != CUDA_SUCCESS) return result;
   change->reserved = missing;
-  return settle(change, real_cuda.cuCtxSetLimit(change->limit, value), value);
+  result = real_cuda.cuCtxSetLimit(change->limit, value);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) charge_driver_refused(change->place.column, missing);
+  return settle(change, result, value);
 }
 
 static CUresult set_measured(const struct place *place, CUlimit limit, size_t before, size_t value) {
   CUresult result = real_cuda.cuCtxSetLimit(limit, value);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) charge_driver_refused(place->column, 0);
   if (result != CUDA_SUCCESS) return result;
   result = undeclared_take(place->column, charge_column);
   if (result != CUDA_SUCCESS) real_cuda.cuCtxSetLimit(limit, before);

@@ -20,9 +20,13 @@ static CUresult free_any(CUdeviceptr address) {
 
 /* The GPU may be full although the physical share is not. */
 static __attribute__((noinline, cold)) CUresult take_instead(struct charge *charge, CUdeviceptr *block, size_t bytes) {
+  uint32_t column = charge->column;
   charge_cancel(charge);
   CUresult result = charge_begin_placed(charge, bytes, CHARGE_MANAGED);
-  return result == CUDA_SUCCESS && charge_is_managed(charge) ? managed_allocate(block, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
+  if (result == CUDA_SUCCESS)
+    result = charge_is_managed(charge) ? managed_allocate(block, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) charge_driver_refused(column, bytes);
+  return result;
 }
 
 /* The ledger has room beyond the physical share and the machine has none: what this process holds in reserve on the GPU
@@ -103,9 +107,10 @@ static uint64_t area(uint64_t width, uint64_t height) {
 
 /* The driver chooses the pitch, which is known only afterwards: reserve without padding, then raise. */
 static CUresult finish_pitch(struct charge *charge, CUresult result, CUdeviceptr block, uint64_t bytes) {
-  if (result == CUDA_SUCCESS) {
-    result = charge_raise(charge, bytes);
-    if (result != CUDA_SUCCESS) free_any(block);
+  if (result == CUDA_SUCCESS && (result = charge_raise(charge, bytes)) != CUDA_SUCCESS) {
+    free_any(block);
+    charge_cancel(charge);
+    return result;
   }
   return charge_end(charge, ALLOCATION_LINEAR, result, block, free_any);
 }
@@ -121,13 +126,20 @@ static CUresult pitch_managed(struct charge *charge, CUdeviceptr *block, size_t 
 
 static CUresult pitch_real(struct charge *charge, CUdeviceptr *block, size_t *chosen, size_t width, size_t height,
                            unsigned int element) {
+  uint32_t column = charge->column;
   int may = charge_may_be_managed(charge);
   CUresult result = real_cuda.cuMemAllocPitch_v2(block, chosen, width, height, element);
-  result = finish_pitch(charge, result, *block, area(*chosen, height));
+  int by_driver = may && result == CUDA_ERROR_OUT_OF_MEMORY; /* and perhaps not the last word */
+  if (by_driver)
+    charge_cancel(charge);
+  else
+    result = finish_pitch(charge, result, *block, area(*chosen, height));
   if (VC_LIKELY(result != CUDA_ERROR_OUT_OF_MEMORY) || !may) return result;
   *block = 0;
-  if (charge_begin_placed(charge, area(width, height), CHARGE_MANAGED) != CUDA_SUCCESS) return result;
-  return pitch_managed(charge, block, chosen, width, height);
+  if (charge_begin_placed(charge, area(width, height), CHARGE_MANAGED) == CUDA_SUCCESS)
+    result = pitch_managed(charge, block, chosen, width, height);
+  if (by_driver && result == CUDA_ERROR_OUT_OF_MEMORY) charge_driver_refused(column, area(width, height));
+  return result;
 }
 
 /* Managed, or after all on the GPU (take_after_all). */

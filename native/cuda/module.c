@@ -18,8 +18,16 @@ static CUresult settle(void) {
   return undeclared_take(place.column, charge_column);
 }
 
+/* How much it would have taken nobody knows. */
+static CUresult failed(CUresult result) {
+  struct place place;
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && context_place(&place) == CUDA_SUCCESS)
+    charge_driver_refused(place.column, 0);
+  return result;
+}
+
 static CUresult finish_module(CUresult result, CUmodule module, CUmodule *out) {
-  if (result != CUDA_SUCCESS) return result;
+  if (result != CUDA_SUCCESS) return failed(result);
   result = settle();
   if (result == CUDA_SUCCESS)
     *out = module;
@@ -58,7 +66,7 @@ CUresult vc_cuModuleLoadFatBinary(CUmodule *module, const void *image) {
 }
 
 static CUresult finish_library(CUresult result, CUlibrary library, CUlibrary *out) {
-  if (result != CUDA_SUCCESS) return result;
+  if (result != CUDA_SUCCESS) return failed(result);
   result = settle();
   if (result == CUDA_SUCCESS)
     *out = library;

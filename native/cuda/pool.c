@@ -117,6 +117,9 @@ static CUresult try_correct(struct pool *pool, uint64_t bytes) {
 
 /* --- allocating -------------------------------------------------------------------------------------------------- */
 
+/* In place of CUDA_ERROR_OUT_OF_MEMORY, where it was the driver that had none. */
+#define OUT_OF_MEMORY_BY_DRIVER ((CUresult)0x7ffffffe)
+
 /* The driver's call, of which there are four. */
 typedef CUresult allocate_call(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, const struct line *line);
 
@@ -160,7 +163,7 @@ static inline __attribute__((always_inline)) CUresult allocate_in(CUdeviceptr *d
   result = call(&block, size, handle, line);
   if (result != CUDA_SUCCESS) {
     pool_cancel(pool, bytes);
-    return result;
+    return result == CUDA_ERROR_OUT_OF_MEMORY ? OUT_OF_MEMORY_BY_DRIVER : result;
   }
   result = pool_settle(pool, bytes);
   if (result != CUDA_SUCCESS) result = make_room(pool, line, bytes, try_correct);
@@ -188,6 +191,15 @@ static __attribute__((noinline, cold)) CUresult allocate_managed(CUdeviceptr *dp
   if (managed == NULL || real_cuda.cuMemAllocFromPoolAsync == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult result = allocate_in(dptr, size, managed, atomic_load(&managed->handle), line, call_from);
   if (result == CUDA_SUCCESS) managed_note();
+  return result == OUT_OF_MEMORY_BY_DRIVER ? CUDA_ERROR_OUT_OF_MEMORY : result;
+}
+
+/* FIRST: who had no memory. */
+static __attribute__((noinline, cold)) CUresult allocate_otherwise(CUdeviceptr *dptr, size_t size, struct pool *pool,
+                                                                  const struct line *line, CUresult first) {
+  CUresult result = allocate_managed(dptr, size, pool, line);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && first == OUT_OF_MEMORY_BY_DRIVER && !is_managed(pool))
+    charge_driver_refused(atomic_load(&pool->column), size);
   return result;
 }
 
@@ -195,7 +207,8 @@ static inline __attribute__((always_inline)) CUresult allocate(CUdeviceptr *dptr
                                                                CUmemoryPool handle, const struct line *line,
                                                                allocate_call *call) {
   CUresult result = allocate_in(dptr, size, pool, handle, line, call);
-  return VC_LIKELY(result != CUDA_ERROR_OUT_OF_MEMORY) ? result : allocate_managed(dptr, size, pool, line);
+  int has_none = result == CUDA_ERROR_OUT_OF_MEMORY || result == OUT_OF_MEMORY_BY_DRIVER;
+  return VC_LIKELY(!has_none) ? result : allocate_otherwise(dptr, size, pool, line, result);
 }
 
 static inline CUresult call_current(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, const struct line *line) {

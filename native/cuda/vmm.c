@@ -51,9 +51,13 @@ VC_HOT CUresult vc_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size
   CUresult result = charge_begin_at(&charge, column, OWNER_PROCESS, size);
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMemCreate(&made, size, prop, flags);
-  if (VC_LIKELY(result == CUDA_SUCCESS) && !holding_open(made, &charge, dev)) {
-    real_cuda.cuMemRelease(made);
-    result = CUDA_ERROR_OUT_OF_MEMORY;
+  if (VC_LIKELY(result == CUDA_SUCCESS)) {
+    if (!holding_open(made, &charge, dev)) {
+      real_cuda.cuMemRelease(made);
+      result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+  } else if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+    charge_driver_refused(charge.column, charge.bytes);
   }
   if (result != CUDA_SUCCESS) {
     charge_cancel(&charge);

@@ -59,6 +59,9 @@ uint64_t ledger_host_budget(const struct ledger *ledger, uint32_t column);
 /* Charges BYTES that are held already, whether they fit or not, and nothing when the process has no slot. */
 void ledger_charge_anyway(struct ledger *ledger, uint32_t column, uint64_t bytes);
 
+/* The driver had no memory for an allocation of BYTES (0: unknown) that the ledger had room for: counted for readers. */
+void ledger_driver_refused(struct ledger *ledger, uint32_t column, uint64_t bytes);
+
 /* BYTES of what the calling process has charged end by themselves after LEDGER_LINGER_MS. 1: noted, and OUT is the
  * record. 0: there is no place to note it, or no whole 2 MiB; nothing changed. */
 enum { LEDGER_LINGER_MS = 3000 };

@@ -123,7 +123,11 @@ static void read_info(const struct ledger_file *file, struct vc_ledger_info *inf
   info->slot_count = file->slot_count;
   memcpy(info->id, file->id, sizeof info->id);
   memcpy(info->uuid, file->uuid, sizeof info->uuid);
-  for (uint32_t g = 0; g < file->gpu_count; g++) info->peak[g] = file->peak[g] & USED_BYTES_MASK;
+  for (uint32_t g = 0; g < file->gpu_count; g++) {
+    info->peak[g] = file->peak[g] & USED_BYTES_MASK;
+    info->driver_refused[g] = file->refusal[g].count & USED_BYTES_MASK;
+    info->driver_refused_bytes[g] = file->refusal[g].bytes & USED_BYTES_MASK;
+  }
 }
 
 /* How many slots there are to read: those that were ever used, by the file's own count, unless the kernel has an owner

@@ -48,6 +48,12 @@ struct ledger_share {
   uint64_t reserved;
 };
 
+/* What the driver refused in a column although the ledger had room, zero in ledgers of versions that have none. */
+struct ledger_refusal {
+  _Atomic uint64_t count;
+  _Atomic uint64_t bytes; /* asked by the last of them; 0: nobody knew */
+};
+
 enum { LEDGER_ALLOWANCES = 1 };
 
 struct ledger_slot {
@@ -79,7 +85,8 @@ struct ledger_file {
   _Atomic uint64_t peak[VC_MAX_GPUS];
   _Atomic uint64_t lingering[LEDGER_LINGERING]; /* charges that end by themselves: ledger_linger.c */
   struct ledger_share share[VC_MAX_GPUS];
-  uint8_t reserved2[LEDGER_HEADER_BYTES - 448 - 8 * LEDGER_LINGERING - (8 + 64) * VC_MAX_GPUS];
+  struct ledger_refusal refusal[VC_MAX_GPUS];
+  uint8_t reserved2[LEDGER_HEADER_BYTES - 448 - 8 * LEDGER_LINGERING - (8 + 64 + 16) * VC_MAX_GPUS];
   _Atomic uint64_t context_cost[VC_MAX_GPUS]; /* what a context takes, and where that was found: ledger_learned.c */
   struct ledger_slot slot[VC_MAX_SLOTS];
 };
@@ -115,6 +122,7 @@ _Static_assert(sizeof(struct ledger_file_split) < LEDGER_LOCKS, "lock bytes lie 
 _Static_assert(sizeof(struct ledger_slot) == 320 && sizeof(struct ledger_slot) % 64 == 0, "slots share no cache line");
 _Static_assert(sizeof(struct ledger_share) == 64, "columns share no cache line");
 _Static_assert(offsetof(struct ledger_file, share) == 960, "where old ledgers have zeros, on a cache line");
+_Static_assert(offsetof(struct ledger_file, refusal) == 1984, "behind them, where old ledgers have zeros");
 _Static_assert(offsetof(struct ledger_slot, mark) % 8 == 0 && LEDGER_MARKS % 8 == 0, "marks can be read as words");
 _Static_assert(offsetof(struct ledger_slot, used) == 64, "identity and usage are on different lines");
 _Static_assert(offsetof(struct ledger_file, slot) == LEDGER_HEADER_BYTES, "slots begin on a page");

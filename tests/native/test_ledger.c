@@ -28,6 +28,30 @@ TEST(ledger_exact_to_the_byte) {
   CHECK_EQ(ledger_column(ledger, fixture_id), VC_ENOENT);
 }
 
+/* They are the container's, not a process's: they stay when it ends, and a process that only reads the ledger, or one
+ * without a slot, counts like any other. */
+TEST(ledger_refusals_of_the_driver) {
+  struct vc_ledger_info info;
+  struct vc_slot_usage slots[4];
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_read(test_path("ledger"), &info, slots, 4), 0);
+  CHECK_EQ(info.driver_refused[0] | info.driver_refused_bytes[0], 0);
+  ledger_driver_refused(ledger, 0, GIB);
+  ledger_driver_refused(ledger, 0, 0);
+  ledger_driver_refused(ledger, 1, UINT64_MAX);
+  ledger_driver_refused(ledger, 2, 1); /* no such column */
+  CHECK_EQ(ledger_read(test_path("ledger"), &info, slots, 4), 0);
+  CHECK_EQ(info.driver_refused[0], 2);
+  CHECK_EQ(info.driver_refused_bytes[0], 0); /* the last one's, unknown */
+  CHECK_EQ(info.driver_refused[1], 1);
+  CHECK_EQ(info.driver_refused_bytes[1], (UINT64_C(1) << 48) - 1);
+  CHECK_EQ(info.driver_refused[2], 0);
+  ledger_driver_refused(ledger, 0, 7);
+  CHECK_EQ(ledger_read(test_path("ledger"), &info, slots, 4), 0);
+  CHECK_EQ(info.driver_refused_bytes[0], 7);
+}
+
 TEST(ledger_uncharge_never_wraps) {
   fixture_create(GIB);
   struct ledger *ledger = fixture_attach();

@@ -24,7 +24,8 @@ def ledger(tmp_path: Path, gpus: list[vcuda.GpuLimit]) -> Path:
 
 def test_a_new_ledger_is_empty(ledger: Path) -> None:
     usage = vcuda.read_ledger(ledger)
-    assert usage == vcuda.LedgerUsage(1, IDENTITY, (GPU_A, GPU_B), {GPU_A: 0, GPU_B: 0}, ())
+    none = {GPU_A: 0, GPU_B: 0}
+    assert usage == vcuda.LedgerUsage(1, IDENTITY, (GPU_A, GPU_B), none, (), none, none)
     assert usage.used(GPU_A) == 0
     assert ledger.stat().st_size == vcuda.ledger_file_bytes()
     assert ledger.stat().st_blocks * 512 >= vcuda.ledger_file_bytes()  # a full disk shows now, not at a store
