@@ -12,6 +12,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from agent.allocation.start import StartBlocker, StartChecks
 from agent.apiserver import Cluster
@@ -23,17 +24,32 @@ from gigaslice.core.deviceplugin.origin import container_ref, plugin
 from gigaslice.core.errors import GigasliceError
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["StartDecider"]
+__all__ = ["StartDecider", "StartTimes"]
 
-_PATIENCE = 25.0  # seconds that one call is held: the kubelet gives up after 30
-_UNSEEN_PATIENCE = 5.0  # the same where nothing would show that the pod is to be deleted
-_MARGIN = 5.0  # seconds until the caller gives up in which what was decided reaches the disk
-_REPORT_SECONDS = 5.0  # of waiting until the pod is told for what
-_INTERVAL = 0.1
-# Of this thread's time for all that wait, since each decision reads the ledgers of all neighbours; the second while the
-# allocation table changes, as it does when memory has become free.
-_THREAD_PART, _CHANGED_PART = 0.05, 0.25
 _TAKEN = "the kubelet has given this container's devices to another one; delete the pod"
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimes:
+    """How long a start is waited for, and how often it is decided on. Seconds, and parts of this thread's time.
+
+    Attributes:
+        patience: How long one call is held: the kubelet gives up after 30 seconds.
+        unwatched_patience: The same where nothing would show that the pod is to be deleted.
+        margin: The time before the caller gives up in which what was decided reaches the disk.
+        report_after: The waiting after which the pod is told what it waits for.
+        interval: The shortest time between two decisions over one start.
+        thread_part: What all that wait may take of the thread, since each decision reads the ledgers of all neighbours.
+        changed_part: The same while the allocation table changes, as it does when memory has become free.
+    """
+
+    patience: float = 25.0
+    unwatched_patience: float = 5.0
+    margin: float = 5.0
+    report_after: float = 5.0
+    interval: float = 0.1
+    thread_part: float = 0.05
+    changed_part: float = 0.25
 
 
 class StartDecider:
@@ -52,6 +68,7 @@ class StartDecider:
         *,
         events: PodEvents,
         blocked: Callable[[], None],
+        times: StartTimes,
     ) -> None:
         """Initializes the decider.
 
@@ -62,6 +79,7 @@ class StartDecider:
             cluster: The pods of this node.
             events: Sends what is waited for to the pod.
             blocked: Called at each decision to wait: limits and the list of ended pods may be out of date.
+            times: How long starts are waited for.
         """
         self.waiting = 0
         self._store = store
@@ -70,6 +88,7 @@ class StartDecider:
         self._cluster = cluster
         self._events = events
         self._blocked = blocked
+        self._times = times
         self._closed = False
         self._told: dict[str, str] = {}  # what was last reported within a call, by allocation
         self._log = get_logger("plugin")
@@ -113,7 +132,7 @@ class StartDecider:
         self._closed = True
 
     async def _wait_until_ready(self, allocation_id: str, remaining: float | None) -> StartBlocker | None:
-        longest = math.inf if remaining is None else max(remaining - _MARGIN, remaining / 2)
+        longest = math.inf if remaining is None else max(remaining - self._times.margin, remaining / 2)
         self.waiting += 1
         try:
             return await self._wait_until(allocation_id, time.monotonic(), longest)
@@ -121,6 +140,7 @@ class StartDecider:
             self.waiting -= 1
 
     async def _wait_until(self, allocation_id: str, came: float, longest: float) -> StartBlocker | None:
+        times = self._times
         while True:
             begun = time.thread_time()
             allocation = self._store.table.find(allocation_id)
@@ -133,29 +153,29 @@ class StartDecider:
             left = min(self._patience(allocation), longest) - held
             if blocker is None or self._closed or left <= 0:
                 return blocker
-            if held >= _REPORT_SECONDS and allocation_id not in self._told:
+            if held >= times.report_after and allocation_id not in self._told:
                 self._report(allocation_id, blocker)
             self._blocked()
             busy = (time.thread_time() - begun) * self.waiting
-            await self._pause(min(busy / _CHANGED_PART, left), min(busy / _THREAD_PART, left))
+            await self._pause(min(busy / times.changed_part, left), min(busy / times.thread_part, left))
 
     async def _pause(self, shortest: float, longest: float) -> None:
         """Sleeps so long, and the shorter time where the allocation table changes or the agent is about to end."""
         table, begun = self._store.table, time.monotonic()
-        await asyncio.sleep(max(_INTERVAL, shortest))
+        await asyncio.sleep(max(self._times.interval, shortest))
         while self._store.table is table and not self._closed:
             left = longest - (time.monotonic() - begun)
             if left <= 0:
                 return
-            await asyncio.sleep(min(_INTERVAL, left))
+            await asyncio.sleep(min(self._times.interval, left))
 
     def _patience(self, allocation: Allocation) -> float:
         """Returns how long a call is held in all, by what is known of its pod now: none once it is to be deleted."""
         ref, owner = container_ref(allocation), plugin(allocation).owner
         pod = self._cluster.pod(ref.namespace, ref.pod) if ref and self._cluster.synced else None
         if pod is None or (owner is not None and owner.uid != pod.uid):
-            return min(_UNSEEN_PATIENCE, _PATIENCE)
-        return 0.0 if pod.ending else _PATIENCE
+            return min(self._times.unwatched_patience, self._times.patience)
+        return 0.0 if pod.ending else self._times.patience
 
     async def _blocker(self, allocation: Allocation) -> StartBlocker | None:
         """Returns why the container may not start yet, as of now."""

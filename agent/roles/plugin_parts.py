@@ -23,7 +23,7 @@ from agent.deviceplugin.gpu_memory import GpuMemory
 from agent.deviceplugin.gpu_resource import ResourceParts
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.poller import Poller
-from agent.deviceplugin.prestart import StartDecider
+from agent.deviceplugin.prestart import StartDecider, StartTimes
 from agent.deviceplugin.settlement import Settlement, Settler
 from agent.deviceplugin.start_allocation import StartAllocationResolver
 from agent.deviceplugin.whole_gpus import WholeGpus
@@ -141,7 +141,9 @@ class PluginBuilder:
             admissions=AdmissionResolver(
                 store, self._kubelet.of(resource), cluster, resource, whole=allocator.whole
             ),
-            starts=StartDecider(store, checks, settlement, cluster, events=events, blocked=allocated),
+            starts=StartDecider(
+                store, checks, settlement, cluster, events=events, blocked=allocated, times=StartTimes()
+            ),
             events=events,
             allocated=allocated,
         )

@@ -23,7 +23,7 @@ from agent.deviceplugin.hosting import serve_one
 from agent.deviceplugin.link import Link
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.poller import Poller
-from agent.deviceplugin.prestart import StartDecider
+from agent.deviceplugin.prestart import StartDecider, StartTimes
 from agent.deviceplugin.servicer import Servicer
 from agent.deviceplugin.settlement import Settlement, Settler
 from agent.deviceplugin.start_allocation import StartAllocationResolver
@@ -66,11 +66,12 @@ def gpu_memory(
     kubelet: Any = None,
     cluster: Cluster | None = None,
     kept_responses: Callable[[], Sequence[KeptAllocateResponse] | None] = lambda: None,
+    times: StartTimes = StartTimes(),  # noqa: B008  (frozen)
 ) -> Parts:
     """The parts as the node agent joins them. Without KUBELET and CLUSTER no container is ever identified."""
     cluster, devices, counters = cluster or NoCluster(), DeviceList(gpus), Counters()
     events = PodEvents(allocator, cluster)
-    starts = start_decider(store, allocator, cluster, events)
+    starts = start_decider(store, allocator, cluster, events, times=times)
     parts = ResourceParts(
         store,
         allocator,
@@ -93,11 +94,12 @@ def start_decider(
     blocked: Callable[[], None] = lambda: None,
     *,
     datasets: StartCondition | None = None,
+    times: StartTimes = StartTimes(),  # noqa: B008  (frozen)
 ) -> StartDecider:
     """The start decision as the node agent joins it."""
     settlement = Settlement(store, Settler(store, allocator), allocator, cluster, events)
     checks = StartChecks(store, allocator.service, cluster, datasets)
-    return StartDecider(store, checks, settlement, cluster, events=events, blocked=blocked)
+    return StartDecider(store, checks, settlement, cluster, events=events, blocked=blocked, times=times)
 
 
 def poller_of(

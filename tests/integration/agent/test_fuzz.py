@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from agent.deviceplugin import prestart as start_module
+from agent.deviceplugin.prestart import StartTimes
 from agent.deviceplugin.records import CODEC
 from agent.inventory.holder import InventoryHolder
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
@@ -177,7 +177,6 @@ def test_no_message_kills_the_agent_or_spoils_its_allocation_table(directory, li
 
 def converse(directory, library, cluster, calls):
     """Sends CALLS to an agent that has listed the pods of CLUSTER, and checks its allocation tables after each."""
-    start_module._PATIENCE, patience = 0.02, start_module._PATIENCE
     answers = {
         "GetDevicePluginOptions": api.DevicePluginOptions,
         "ListAndWatch": api.ListAndWatchResponse,
@@ -189,7 +188,8 @@ def converse(directory, library, cluster, calls):
     async def story(store):
         gpus = InventoryHolder(FOUND)
         allocator = make_allocator(store, gpus)
-        parts = gpu_memory(store, allocator, gpus, kubelet=Listed(cluster), cluster=cluster)
+        times = StartTimes(patience=0.02)
+        parts = gpu_memory(store, allocator, gpus, kubelet=Listed(cluster), cluster=cluster, times=times)
         async with served(parts.servicer, directory) as channel:
             for method, raw in calls:
                 answer = await send(channel, method, raw)
@@ -203,7 +203,6 @@ def converse(directory, library, cluster, calls):
             assert api.DevicePluginOptions.FromString(alive).pre_start_required
 
     with contextlib.ExitStack() as stack:
-        stack.callback(setattr, start_module, "_PATIENCE", patience)
         number = len(list(directory.iterdir()))
         store = Store(directory / f"state-{number}", library, codec=CODEC)
         store.open()

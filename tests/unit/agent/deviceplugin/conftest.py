@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from agent.deviceplugin.prestart import StartTimes
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from gigaslice.core.deviceplugin.lifetime import ListedPod
 from tests.fakes.cluster import MemoryCluster
@@ -49,14 +50,20 @@ def kept():
 
 
 @pytest.fixture
-def call(world, gpus, short_dir, cluster, kept):
+def times():
+    """How long starts are waited for, where a call says nothing else."""
+    return StartTimes()
+
+
+@pytest.fixture
+def call(world, gpus, short_dir, cluster, kept, *, times):
     store, allocator, kubelet = world
 
-    def run(story):
+    def run(story, times=times):
         async def main():
             parts = gpu_memory(
                 store, allocator, gpus, kubelet=kubelet, cluster=cluster,
-                kept_responses=lambda: None if kept == [None] else kept,
+                kept_responses=lambda: None if kept == [None] else kept, times=times,
             )  # fmt: skip
             async with served(parts.servicer, short_dir) as channel:
                 await asyncio.wait_for(story(rpc.DevicePluginStub(channel)), 60)

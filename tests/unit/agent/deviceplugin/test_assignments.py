@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 import vcuda
-from agent.deviceplugin import prestart as start_module
 from agent.deviceplugin import settlement
+from agent.deviceplugin.prestart import StartTimes
 from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.names import ASSIGNMENT
 from gigaslice.core.deviceplugin.origin import plugin
@@ -22,9 +22,9 @@ from vcuda import contract
 GPU, CLASS = "gigaslice.io/vgpu-memory", "gpuclass.gigaslice.io/nvidia.l4"
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch):
-    monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
+@pytest.fixture
+def times():
+    return StartTimes(patience=0.2)
 
 
 def pod(name, *counts, assigned=None, classes=(), init=(), uid="", controlled=False, **annotations):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from agent.deviceplugin import prestart as start_module
+from agent.deviceplugin.prestart import StartTimes
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from gigaslice.core.errors import StorageError
@@ -23,14 +23,14 @@ def call(store, allocator, gpus, short_dir):
     """Runs a coroutine function with (stub, parts) against the served provider of GPU memory."""
 
     @asynccontextmanager
-    async def served():
-        parts = gpu_memory(store, allocator, gpus)
+    async def served(times):
+        parts = gpu_memory(store, allocator, gpus, times=times)
         async with at_a_front(parts.servicer, short_dir) as channel:
             yield rpc.DevicePluginStub(channel), parts
 
-    def run(story):
+    def run(story, times=StartTimes()):  # noqa: B008  (frozen)
         async def main():
-            async with served() as (stub, parts):
+            async with served(times) as (stub, parts):
                 await asyncio.wait_for(story(stub, parts), 60)
 
         asyncio.run(main())
@@ -225,8 +225,7 @@ def test_a_start_waits_a_while_and_lets_pass_when_there_is_room(call, store):
     call(story)
 
 
-def test_a_start_is_refused_with_a_reason_in_good_time(call, monkeypatch):
-    monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
+def test_a_start_is_refused_with_a_reason_in_good_time(call):
 
     async def story(stub, parts):
         await stub.Allocate(allocate(device_ids(0, *range(18))))
@@ -237,7 +236,7 @@ def test_a_start_is_refused_with_a_reason_in_good_time(call, monkeypatch):
         assert code is grpc.StatusCode.UNAVAILABLE
         assert text.startswith("waiting for 2 GiB of GPU-")
 
-    call(story)
+    call(story, StartTimes(patience=0.2))
 
 
 def test_a_start_is_answered_before_the_kubelet_loses_patience(call):
@@ -254,7 +253,6 @@ def test_a_start_is_answered_before_the_kubelet_loses_patience(call):
 
 def test_many_waiting_starts_leave_time_for_other_calls(call, allocator, monkeypatch):
     """Each decision reads the ledgers of all neighbours; ten a second for each of many was more than one thread."""
-    monkeypatch.setattr(start_module, "_PATIENCE", 1.0)
     many, decisions = 20, []
 
     def decide(allocation):
@@ -276,7 +274,7 @@ def test_many_waiting_starts_leave_time_for_other_calls(call, allocator, monkeyp
         assert len(decisions) <= 4 * many, "the first decision, the last, and some when few were there"
         assert parts.starts.waiting == 0
 
-    call(story)
+    call(story, StartTimes(patience=1.0))
 
 
 def test_a_damaged_directory_is_mended_before_its_container_starts(call, store):

@@ -10,8 +10,8 @@ import pytest
 import vcuda
 from agent.allocation.service import AllocationService
 from agent.apiserver import Eviction
-from agent.deviceplugin import prestart as start_module
-from agent.deviceplugin import settlement
+from agent.deviceplugin import prestart, settlement
+from agent.deviceplugin.prestart import StartTimes
 from gigaslice.core.deviceplugin.origin import plugin, with_origin
 from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
 from gigaslice.core.kube.decode import parse_pod
@@ -55,8 +55,7 @@ def test_a_request_that_can_never_fit_is_said_on_the_pod_too(call, cluster):
     assert "no GPU of type H100" in cluster.said("GPURequestInfeasible")[0]
 
 
-def test_a_mistake_is_said_at_once_and_the_start_waits_for_its_correction(call, cluster, monkeypatch):
-    monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
+def test_a_mistake_is_said_at_once_and_the_start_waits_for_its_correction(call, cluster):
     cluster.put(pod("a", 2, cores="lots"))
 
     async def story(stub):
@@ -69,7 +68,7 @@ def test_a_mistake_is_said_at_once_and_the_start_waits_for_its_correction(call, 
         cluster.put(pod("a", 2, cores="20"))
         await stub.PreStartContainer(pre_start(chosen))
 
-    call(story)
+    call(story, StartTimes(patience=0.2))
 
 
 def test_an_annotation_that_is_nearly_one_is_mentioned(call, cluster):
@@ -106,10 +105,7 @@ def test_a_pod_that_the_watch_shows_too_late_starts_with_what_it_wanted(call, cl
     )
 
 
-def test_one_that_must_be_made_anew_is_evicted_if_something_makes_it_anew(
-    call, cluster, kubelet, monkeypatch
-):
-    monkeypatch.setattr(start_module, "_PATIENCE", 0.3)
+def test_one_that_must_be_made_anew_is_evicted_if_something_makes_it_anew(call, cluster, kubelet):
     kubelet.hidden = [("default", "late")]
 
     async def story(stub):
@@ -124,7 +120,7 @@ def test_one_that_must_be_made_anew_is_evicted_if_something_makes_it_anew(
         assert len(cluster.evicted) == 1
         assert cluster.said("EvictionPending")
 
-    call(story)
+    call(story, StartTimes(patience=0.3))
 
 
 def test_what_a_start_decides_is_on_the_disk_before_the_container_starts(
@@ -148,7 +144,6 @@ def test_what_a_start_decides_is_on_the_disk_before_the_container_starts(
 def test_a_container_that_waited_for_room_starts_after_that_is_on_the_disk(
     call, cluster, kubelet, store, monkeypatch
 ):
-    monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
     synced, sync = [], store.sync
     monkeypatch.setattr(store, "sync", lambda: (synced.append(store.table), sync()))
 
@@ -166,7 +161,7 @@ def test_a_container_that_waited_for_room_starts_after_that_is_on_the_disk(
         store.update(store.table.without([store.table.allocations[0].id]))
         await stub.PreStartContainer(pre_start(chosen))
 
-    call(story)
+    call(story, StartTimes(patience=0.2))
     assert not any(allocation.waiting for allocation in store.table.allocations)
     assert synced[-1] == store.table
 
@@ -192,7 +187,6 @@ def test_a_container_whose_devices_go_to_another_while_the_disk_is_slow_does_not
 
 def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, monkeypatch):
     """By a disruption budget, say: the start of the pod would wait for ever."""
-    monkeypatch.setattr(start_module, "_PATIENCE", 0.3)
     kubelet.hidden = [("default", "late")]
     refusals = [Eviction("a PodDisruptionBudget does not allow it now")]
     asked = []
@@ -215,20 +209,19 @@ def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, 
         assert asked == [True], "not ten times a second"
         assert not cluster.said("EvictionPending"), "no event announces what does not come"
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 61.0, thread_time=time.thread_time)
-        monkeypatch.setattr(start_module, "time", later)
+        monkeypatch.setattr(prestart, "time", later)
         monkeypatch.setattr(settlement, "time", later)
         for _ in range(2):
             assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(chosen)))
         assert asked == [True, True, False], "again, and not for one that is ending"
         assert cluster.said("EvictionPending")
 
-    call(story)
+    call(story, StartTimes(patience=0.3))
 
 
 def test_annotations_that_stay_unknown_are_waited_for_a_while_only(
     call, cluster, kubelet, store, monkeypatch
 ):
-    monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
     kubelet.hidden = [("default", "late")]
 
     async def story(stub):
@@ -238,7 +231,7 @@ def test_annotations_that_stay_unknown_are_waited_for_a_while_only(
         monkeypatch.setattr(AllocationService, "age", lambda self, allocation: 61.0)
         await stub.PreStartContainer(pre_start(chosen))
 
-    call(story)
+    call(story, StartTimes(patience=0.2))
     assert not plugin(store.table.allocations[0]).undecided
 
 
@@ -256,8 +249,7 @@ def test_an_api_server_that_refuses_us_holds_nobody_back(call, cluster, kubelet,
     call(story)
 
 
-def test_an_event_says_what_the_start_of_a_pod_waits_for(call, cluster, kubelet, monkeypatch):
-    monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
+def test_an_event_says_what_the_start_of_a_pod_waits_for(call, cluster, kubelet):
 
     async def story(stub):
         for name, size, chosen in (
@@ -272,7 +264,7 @@ def test_an_event_says_what_the_start_of_a_pod_waits_for(call, cluster, kubelet,
         assert text.startswith("waiting for 2 GiB of GPU-") and "default/a/c0 (18 GiB)" in text
         assert cluster.said("WaitingForGPU") == [text]
 
-    call(story)
+    call(story, StartTimes(patience=0.2))
 
 
 async def fill_and_ask(stub, cluster, kubelet):
@@ -288,12 +280,8 @@ async def fill_and_ask(stub, cluster, kubelet):
     return chosen
 
 
-def test_a_start_is_held_while_its_pod_is_seen_and_told_meanwhile_for_what(
-    call, cluster, kubelet, store, monkeypatch
-):
+def test_a_start_is_held_while_its_pod_is_seen_and_told_meanwhile_for_what(call, cluster, kubelet, store):
     """A kubelet whose call was refused soon comes back after ten seconds or more, for which free memory would idle."""
-    monkeypatch.setattr(start_module, "_UNSEEN_PATIENCE", 0.1)
-    monkeypatch.setattr(start_module, "_REPORT_SECONDS", 0.2)
 
     async def story(stub):
         starting = asyncio.ensure_future(
@@ -307,15 +295,13 @@ def test_a_start_is_held_while_its_pod_is_seen_and_told_meanwhile_for_what(
         await starting
         assert len(cluster.said("WaitingForGPU")) == 1, "once in a call"
 
-    call(story)
+    call(story, StartTimes(unwatched_patience=0.1, report_after=0.2))
 
 
 def test_held_starts_that_are_paced_slowly_go_on_at_once_when_memory_becomes_free(
-    call, cluster, kubelet, store, monkeypatch
+    call, cluster, kubelet, store
 ):
     """With many that wait, and decisions that take long, each has its turn every few seconds only."""
-    monkeypatch.setattr(start_module, "_THREAD_PART", 1e-9)
-    monkeypatch.setattr(start_module, "_PATIENCE", 3600.0)
 
     async def story(stub):
         starting = asyncio.ensure_future(
@@ -326,7 +312,7 @@ def test_held_starts_that_are_paced_slowly_go_on_at_once_when_memory_becomes_fre
         store.update(store.table.with_ended([one.id for one in store.table.allocations[:2]]))
         await asyncio.wait_for(starting, 30)
 
-    call(story)
+    call(story, StartTimes(thread_part=1e-9, patience=3600.0))
 
 
 def ending(cluster):
@@ -346,12 +332,8 @@ def unseen(cluster):
 
 
 @pytest.mark.parametrize("change", [ending, gone, remade, unseen], ids=lambda one: one.__name__)
-def test_a_held_start_ends_with_its_pod_and_soon_where_that_cannot_be_seen(
-    call, cluster, kubelet, monkeypatch, change
-):
+def test_a_held_start_ends_with_its_pod_and_soon_where_that_cannot_be_seen(call, cluster, kubelet, change):
     """The kubelet ends a pod only when the call has returned."""
-    monkeypatch.setattr(start_module, "_PATIENCE", 3600.0)
-    monkeypatch.setattr(start_module, "_UNSEEN_PATIENCE", 0.5 if change is not ending else 3600.0)
 
     async def story(stub):
         starting = asyncio.ensure_future(
@@ -362,7 +344,7 @@ def test_a_held_start_ends_with_its_pod_and_soon_where_that_cannot_be_seen(
         change(cluster)
         assert (await refusal(starting)).startswith("waiting for 2 GiB of GPU-")
 
-    call(story)
+    call(story, StartTimes(patience=3600.0, unwatched_patience=0.5 if change is not ending else 3600.0))
 
 
 # --- who lives, and whose files they are ------------------------------------------------------------------------------
@@ -390,11 +372,7 @@ def test_devices_of_a_living_pod_that_the_kubelet_hands_out_again_leave_it_what_
         assert store.table.allocations[-1].waiting
         assert "GiB of" in await refusal(stub.PreStartContainer(pre_start(chosen)))
 
-    start_module._PATIENCE, before = 0.1, start_module._PATIENCE
-    try:
-        call(story)
-    finally:
-        start_module._PATIENCE = before
+    call(story, StartTimes(patience=0.1))
 
 
 def test_a_deleted_pod_on_another_gpu_than_its_devices_say_counts_no_more(call, cluster, store):

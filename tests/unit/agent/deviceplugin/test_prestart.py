@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from agent.deviceplugin import prestart
 from agent.deviceplugin.pod_events import PodEvents
+from agent.deviceplugin.prestart import StartTimes
 from agent.deviceplugin.requester import ContainerMatch
 from gigaslice.core.deviceplugin.origin import plugin
 from gigaslice.core.kube.decode import parse_pod
@@ -26,7 +26,8 @@ class Node:
         self.cluster = MemoryCluster()
         self.allocator = device_allocator(store, gpus, now=lambda: self.now, rights=AnnotationRights.CHECKED)
         events = PodEvents(self.allocator, self.cluster)
-        self.decider = start_decider(store, self.allocator, self.cluster, events, self.wait)
+        times = StartTimes(patience=0.35)
+        self.decider = start_decider(store, self.allocator, self.cluster, events, self.wait, times=times)
 
     def wait(self):
         self.decisions += 1
@@ -45,8 +46,7 @@ class Node:
 
 
 @pytest.fixture
-def node(store, gpus, monkeypatch):
-    monkeypatch.setattr(prestart, "_PATIENCE", 0.35)
+def node(store, gpus):
     return Node(store, gpus)
 
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from agent.apiserver import NoCluster
-from agent.deviceplugin import prestart as start_module
 from agent.deviceplugin.pod_events import PodEvents
+from agent.deviceplugin.prestart import StartTimes
 from gigaslice.core.deviceplugin.origin import Owner, with_origin
 from gigaslice.core.model import Pod
 from tests.fakes.cluster import MemoryCluster
@@ -24,9 +24,11 @@ class Datasets:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-def decide(store, allocator, datasets):
+def decide(store, allocator, datasets, times=StartTimes()):  # noqa: B008  (frozen)
     cluster = NoCluster()
-    decider = start_decider(store, allocator, cluster, PodEvents(allocator, cluster), datasets=datasets)
+    decider = start_decider(
+        store, allocator, cluster, PodEvents(allocator, cluster), datasets=datasets, times=times
+    )
     allocator.allocate([sorted(device_ids(0, 1))])
     return asyncio.run(decider.decide(store.table.allocations, None))
 
@@ -37,19 +39,15 @@ def test_a_start_waits_until_the_datasets_are_there(store, allocator):
     assert datasets.asked == 3
 
 
-def test_what_is_waited_for_is_the_reason(store, allocator, monkeypatch):
-    monkeypatch.setattr(start_module, "_PATIENCE", 0.3)
-    assert (
-        decide(store, allocator, Datasets("waiting for dataset coco: 42 %"))
-        == "waiting for dataset coco: 42 %"
-    )
+def test_what_is_waited_for_is_the_reason(store, allocator):
+    datasets = Datasets("waiting for dataset coco: 42 %")
+    assert decide(store, allocator, datasets, StartTimes(patience=0.3)) == "waiting for dataset coco: 42 %"
 
 
 @pytest.mark.parametrize(
     ("gpu", "said"), [(None, "WaitingForDataset"), ("waiting for 2 GiB", "WaitingForGPU")]
 )
 def test_the_event_says_whether_the_gpu_or_the_data_are_missing(store, allocator, monkeypatch, gpu, said):
-    monkeypatch.setattr(start_module, "_PATIENCE", 0.3)
     monkeypatch.setattr(allocator.service, "start_blocker", lambda allocation: gpu)
     cluster = MemoryCluster()
     cluster.put(Pod("ns", "p", "uid-1"))
@@ -57,8 +55,9 @@ def test_the_event_says_whether_the_gpu_or_the_data_are_missing(store, allocator
     (made,) = store.table.allocations
     store.update(store.table.replaced([with_origin(made, owner=Owner("uid-1", "ns", "p", "main", False))]))
     events = PodEvents(allocator, cluster)
+    datasets = Datasets("dataset coco: 42 %", found=True)
     decider = start_decider(
-        store, allocator, cluster, events, datasets=Datasets("dataset coco: 42 %", found=True)
+        store, allocator, cluster, events, datasets=datasets, times=StartTimes(patience=0.3)
     )
     text = asyncio.run(decider.decide(store.table.allocations, None))
     assert cluster.events == [("ns/p", said, text, "main")]

@@ -5,10 +5,10 @@ import itertools
 
 import pytest
 
-from agent.deviceplugin import prestart as start_module
 from agent.deviceplugin.admission import AdmissionResolver
 from agent.deviceplugin.gpu_resource import ResourceParts
 from agent.deviceplugin.pod_events import PodEvents
+from agent.deviceplugin.prestart import StartTimes
 from agent.deviceplugin.whole_gpus import WholeGpus
 from agent.inventory.holder import InventoryHolder
 from agent.providers.resource import NotYetError, RefusedError
@@ -35,13 +35,13 @@ def withheld():
     return []
 
 
-@pytest.fixture(autouse=True)
-def short_patience(monkeypatch):
-    monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
+@pytest.fixture
+def times():
+    return StartTimes(patience=0.2)
 
 
 @pytest.fixture
-def whole(store, gpus, cluster, kubelet, withheld):
+def whole(store, gpus, cluster, kubelet, withheld, *, times):
     numbers = itertools.count(1)
 
     def new_id():
@@ -51,7 +51,7 @@ def whole(store, gpus, cluster, kubelet, withheld):
     events = PodEvents(allocator, cluster)
     parts = ResourceParts(
         store, allocator, "env", allocated=lambda: None, events=events,
-        starts=start_decider(store, allocator, cluster, events),
+        starts=start_decider(store, allocator, cluster, events, times=times),
         admissions=AdmissionResolver(store, kubelet, cluster, WHOLE, whole=True),
     )  # fmt: skip
     return WholeGpus(parts, gpus, withheld.append)
@@ -121,8 +121,8 @@ def test_a_call_that_is_repeated_gets_what_was_recorded_for_it(whole, cluster, s
     asyncio.run(story())
 
 
-def test_no_start_is_waited_for_when_the_agent_ends(whole, cluster, monkeypatch):
-    monkeypatch.setattr(start_module, "_PATIENCE", 60.0)
+@pytest.mark.parametrize("times", [StartTimes(patience=60.0)], ids=["patient"])
+def test_no_start_is_waited_for_when_the_agent_ends(whole, cluster):
     cluster.put(pod("a", 1, 1))
 
     async def story():
