@@ -19,6 +19,7 @@ import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from gigaslice.core.model import Pod
@@ -29,26 +30,42 @@ from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import run_together
 
-__all__ = ["Election"]
+__all__ = ["Election", "ElectionTimes"]
 
 _CONDITION = "gigaslice.io/Scheduler"
-_LEASE_SECONDS, _RETRY_SECONDS = 15.0, 2.0
-_IDLE_SECONDS = 12.5
-"""Less than the lease of any kube-scheduler: its successor finds ours given back, or sees that at its next attempt (2.4
-seconds). More than its longest pause between two attempts of one pod (10 s): a slow API server would have the lease
-given back before it was of use, every time."""
-_UNCONNECTED_SECONDS = 2.0
-"""The same where no connection is open and no takeover is going on: the kube-scheduler has ended. One that is restarted
-gives its own lease back, and its successor comes in a second or two. (After an answer 503, as during a takeover, every
-kube-scheduler closes its connection.)"""
-_PATIENCE_SECONDS = 1.0  # of a request; kube-scheduler's own is two seconds
-_AGAIN_SECONDS = 0.5
-_POLL_SECONDS = 0.02
 _AT_ONCE = 16
-_OVER_SECONDS = 90.0
-"""After a takeover every binding of before has been written or never will be: an API server gives up a request after 60
-seconds, and its sender has given it up before."""
 _MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionTimes:
+    """How long the lease is held, and how long requests and takeovers are waited for. Seconds.
+
+    Attributes:
+        lease: For how long the lease holds without being renewed.
+        retry: Between two attempts to take or renew it.
+        idle: Without a request, until the lease is given back. Less than the lease of any kube-scheduler: its successor
+            finds ours given back, or sees that at its next attempt (2.4 seconds). More than its longest pause between
+            two attempts of one pod (10 s): a slow API server would have the lease given back before it was of use,
+            every time.
+        unconnected: The same where no connection is open and no takeover is going on: the kube-scheduler has ended. One
+            that is restarted gives its own lease back, and its successor comes in a second or two. (After an answer
+            503, as during a takeover, every kube-scheduler closes its connection.)
+        patience: How long a request waits for the lease; kube-scheduler's own patience is two seconds.
+        poll: Between two looks of such a request at the lease.
+        again: Between two attempts to write to the pods that a takeover has left.
+        over: After a takeover, until every binding of before has been written or never will be: an API server gives up
+            a request after 60 seconds, and its sender has given it up before.
+    """
+
+    lease: float = 15.0
+    retry: float = 2.0
+    idle: float = 12.5
+    unconnected: float = 2.0
+    patience: float = 1.0
+    poll: float = 0.02
+    again: float = 0.5
+    over: float = 90.0
 
 
 class Election:
@@ -65,6 +82,7 @@ class Election:
         put: Takes the document of a pod as the API server has it now.
         connected: Whether a kube-scheduler has a connection to this service.
         overtaken: Called when no binding of before a takeover, our own neither, can be written any more.
+        times: How long the lease is held, and what is waited for.
         clock: Gives seconds that only grow.
     """
 
@@ -81,6 +99,7 @@ class Election:
         put: Callable[[dict[str, Any]], None],
         overtaken: Callable[[], None],
         connected: Callable[[], bool] = lambda: True,
+        times: ElectionTimes = ElectionTimes(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
@@ -91,6 +110,7 @@ class Election:
         self._put = put
         self._overtaken = overtaken
         self._connected = connected
+        self._times = times
         self._clock = clock
         self._asked = -math.inf
         self._taken_over = 0, -math.inf  # how often by the last takeover, and when that was
@@ -102,8 +122,8 @@ class Election:
             *lease,
             identity,
             lambda leads: self._change.set(),
-            duration=_LEASE_SECONDS,
-            retry=_RETRY_SECONDS,
+            duration=times.lease,
+            retry=times.retry,
             wanted=self._wanted,
             # Until older bindings are impossible, no other replica may inherit less than the doubt that this one has.
             clean=lambda: clean() and self._leader.inherited is not Inherited.DOUBT,
@@ -129,9 +149,9 @@ class Election:
         self._change.set()
         while not self.seconds_left:
             self._asked = self._clock()
-            if self._asked - begun > _PATIENCE_SECONDS:
+            if self._asked - begun > self._times.patience:
                 return self._reason()
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(self._times.poll)
         return None
 
     async def run(self) -> None:
@@ -149,7 +169,8 @@ class Election:
 
     def _wanted(self) -> bool:
         patient = self._connected() or self._leader.inherited
-        seconds = _IDLE_SECONDS if patient else min(_UNCONNECTED_SECONDS, _IDLE_SECONDS)
+        times = self._times
+        seconds = times.idle if patient else min(times.unconnected, times.idle)
         return self._busy() or self._clock() - self._asked < seconds
 
     async def _catch_up(self) -> None:
@@ -168,10 +189,10 @@ class Election:
         while left := await self._overtake(left):
             if not self._leader.leading or self._leader.takeovers != takeovers:
                 return
-            if self._clock() - self._taken_over[1] > _OVER_SECONDS:
+            if self._clock() - self._taken_over[1] > self._times.over:
                 await self._leave_out(left)
                 break
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(self._times.again)
             still = {pod.uid for pod in self._unbound()}
             left = [pod for pod in left if pod.uid in still]  # the others are bound, which is seen, or gone
         self._overtaken()

@@ -33,7 +33,7 @@ from gigaslice.kubeapi.dataset_paths import DATASET_NODES_PATH, DATASETS_PATH
 from gigaslice.kubeapi.informer import Informer
 from gigaslice.roles.scheduler.binding import Binder
 from gigaslice.roles.scheduler.datasets import DatasetIndex
-from gigaslice.roles.scheduler.election import Election
+from gigaslice.roles.scheduler.election import Election, ElectionTimes
 from gigaslice.roles.scheduler.http_api import HttpApi
 from gigaslice.roles.scheduler.metrics import METRICS, SchedulerMetrics
 from gigaslice.roles.scheduler.placer import Placer
@@ -68,9 +68,16 @@ class SchedulerService:
     Args:
         settings: What the service was told.
         client: The API server.
+        election_times: How long this service's lease is held, where it has one.
     """
 
-    def __init__(self, settings: SchedulerSettings, client: KubeClient) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        client: KubeClient,
+        *,
+        election_times: ElectionTimes = ElectionTimes(),  # noqa: B008  (frozen)
+    ) -> None:
         units = settings.units
         self.placer = Placer(
             ClusterState(units, spread=settings.policy == "spread"),
@@ -126,7 +133,7 @@ class SchedulerService:
             optional=True,
         )
         self.listener: BoundedListener | None = None
-        self.election = self._election(units) if settings.leader_lease else None
+        self.election = self._election(units, election_times) if settings.leader_lease else None
         self.api = HttpApi(
             self.placer,
             self.binder,
@@ -136,7 +143,7 @@ class SchedulerService:
             election=self.election,
         )
 
-    def _election(self, units: ClusterUnits) -> Election:
+    def _election(self, units: ClusterUnits, times: ElectionTimes) -> Election:
         placer, binder = self.placer, self.binder
 
         def put(document: dict[str, Any]) -> None:
@@ -159,6 +166,7 @@ class SchedulerService:
             put=put,
             overtaken=lambda: placer.overtaken(time.monotonic()),
             connected=lambda: self.connected,
+            times=times,
         )
         binder.lead_seconds = lambda: election.seconds_left
         return election

@@ -13,6 +13,7 @@ from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.core.cluster.names import ASSIGNMENT, GPU_RESOURCE, INVENTORY, MEMORY_RESOURCE
 from gigaslice.core.model import Gpu, LinkLevel, Topology
 from gigaslice.kubeapi.client import KubeClient
+from gigaslice.roles.scheduler.election import ElectionTimes
 from gigaslice.roles.scheduler.service import SchedulerService
 from gigaslice.roles.scheduler.settings import SchedulerSettings
 from tests.fakes.eventually import until
@@ -74,12 +75,16 @@ def pod(name: str, slices: int = 0, *, priority: int = 0, **limits: int) -> Docu
 
 
 @contextlib.asynccontextmanager
-async def serving(api: ApiServer, **settings: Any) -> AsyncIterator[SchedulerService]:
+async def serving(
+    api: ApiServer,
+    election_times: ElectionTimes = ElectionTimes(),  # noqa: B008  (frozen)
+    **settings: Any,
+) -> AsyncIterator[SchedulerService]:
     """The service, ready, on a free port."""
     found = SchedulerSettings(listen_address=("127.0.0.1", 0), **settings)
     stop = asyncio.Event()
     async with KubeClient(api.access, "gigaslice-scheduler/test") as client:
-        service = SchedulerService(found, client)
+        service = SchedulerService(found, client, election_times=election_times)
         work = asyncio.create_task(service.run(stop))
         try:
             await until(lambda: (service.port and service.unready() is None) or work.done())

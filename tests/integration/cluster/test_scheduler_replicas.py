@@ -6,29 +6,24 @@ After every story no GPU is promised twice (`world.check`).
 import asyncio
 import contextlib
 import itertools
+from dataclasses import replace
 from unittest.mock import ANY
 
 import aiohttp
 import pytest
 
-from gigaslice.roles.scheduler import election
+from gigaslice.roles.scheduler.election import ElectionTimes
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer, Fault
 from tests.fakes.scheduler import SchedulerStandIn
 from tests.integration.cluster.simulated_cluster import bindings, bound, check, node, pod, serving, url
 
 LEASE = ("gigaslice", "service")
+QUICK = ElectionTimes(lease=3.0, retry=0.2, idle=1.5)
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(election, "_LEASE_SECONDS", 3.0)
-    monkeypatch.setattr(election, "_RETRY_SECONDS", 0.2)
-    monkeypatch.setattr(election, "_IDLE_SECONDS", 1.5)
-
-
-def replica(api, name):
-    return serving(api, leader_lease=LEASE, identity=name)
+def replica(api, name, times=QUICK):
+    return serving(api, times, leader_lease=LEASE, identity=name)
 
 
 def run(story, *nodes):
@@ -83,12 +78,11 @@ def test_one_decides_while_it_is_called_and_gives_the_lease_back_when_it_is_not(
     run(story)
 
 
-def test_a_kube_scheduler_that_has_ended_leaves_the_lease_to_its_successor_at_once(monkeypatch):
-    monkeypatch.setattr(election, "_IDLE_SECONDS", 60.0)
-    monkeypatch.setattr(election, "_UNCONNECTED_SECONDS", 0.5)
+def test_a_kube_scheduler_that_has_ended_leaves_the_lease_to_its_successor_at_once():
+    times = replace(QUICK, idle=60.0, unconnected=0.5)
 
     async def story(api):
-        async with replica(api, "one") as one, replica(api, "other") as other:
+        async with replica(api, "one", times) as one, replica(api, "other", times) as other:
             async with aiohttp.ClientSession() as session:
                 body = {"Pod": {**pod("x", 1), "metadata": {"name": "x", "namespace": "n", "uid": "u"}}}
                 async with session.post(
@@ -104,11 +98,9 @@ def test_a_kube_scheduler_that_has_ended_leaves_the_lease_to_its_successor_at_on
     run(story)
 
 
-def test_the_first_request_after_a_pause_is_answered_however_long_the_lease_is_left_alone(monkeypatch):
-    monkeypatch.setattr(election, "_RETRY_SECONDS", 60.0)
-
+def test_the_first_request_after_a_pause_is_answered_however_long_the_lease_is_left_alone():
     async def story(api):
-        async with replica(api, "one") as one:
+        async with replica(api, "one", replace(QUICK, retry=60.0)) as one:
             assert await asked(one) == (200, ANY)
 
     run(story)
@@ -216,14 +208,14 @@ def test_a_takeover_goes_on_where_every_other_request_of_it_fails():
 
 
 @pytest.mark.parametrize("status", [403, 422, 500])
-def test_a_pod_that_cannot_be_written_keeps_no_other_waiting_for_ever(status, monkeypatch):
-    monkeypatch.setattr(election, "_OVER_SECONDS", 2.0)
+def test_a_pod_that_cannot_be_written_keeps_no_other_waiting_for_ever(status):
+    times = replace(QUICK, over=2.0)
 
     async def story(api):
         for name in ("bad", "good"):
             api.create("pods", pod(name, 1))
         api.faults.append(Fault("PATCH", "/pods/bad/status", status))
-        async with replica(api, "one") as one, SchedulerStandIn(api, url(one)):
+        async with replica(api, "one", times) as one, SchedulerStandIn(api, url(one)):
             await asyncio.sleep(1.0)
             assert bound(api) == {}, "an older binding of it may still be written"
             await until(lambda: bound(api).keys() == {"bad", "good"}, seconds=15)

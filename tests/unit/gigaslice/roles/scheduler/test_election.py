@@ -11,8 +11,7 @@ import pytest
 
 from gigaslice.kubeapi.client import ApiFailure, KubeAnswer
 from gigaslice.kubeapi.lease import Inherited
-from gigaslice.roles.scheduler import election
-from gigaslice.roles.scheduler.election import Election
+from gigaslice.roles.scheduler.election import Election, ElectionTimes
 from tests.unit.gigaslice.core.cluster.clusters import container, pod
 
 
@@ -56,6 +55,7 @@ class Stage:
             put=lambda document: self.story.append(("put", document)),
             overtaken=lambda: self.story.append("overtaken"),
             connected=lambda: self.connected,
+            times=ElectionTimes(again=0.01),
             clock=lambda: self.now,
         )
         self.leader = self.election._leader
@@ -131,11 +131,6 @@ def takeover(*pods: str, **answers: ApiFailure) -> tuple[Stage, SteeredLease, Sc
     lease = stage.steered()
     lease.inherited = Inherited.DOUBT
     return stage, lease, client
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(election, "_AGAIN_SECONDS", 0.01)
 
 
 def test_what_a_write_shows_is_taken_and_only_pods_that_are_still_unbound_are_written_again():
