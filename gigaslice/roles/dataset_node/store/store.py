@@ -30,7 +30,7 @@ from gigaslice.roles.dataset_node.store.cache_room import CacheRoom, StoreParts
 from gigaslice.roles.dataset_node.store.documents import DatasetMetadata, Volume, VolumeRecord, VolumeSource
 from gigaslice.roles.dataset_node.store.pins import Pins
 from gigaslice.roles.dataset_node.store.state_paths import StatePaths, sync_directory
-from gigaslice.roles.dataset_node.store.trash import Trash
+from gigaslice.roles.dataset_node.store.trash import Trash, TrashPace
 from gigaslice.roles.dataset_node.store.volumes import PublishedVolumes
 from gigaslice.runtime.clock import steady
 from gigaslice.runtime.files import os_errors_as, remedy
@@ -69,6 +69,7 @@ class DatasetStore:
         pod_is_there: Callable[[Volume], bool] = lambda volume: Path(volume.target).parent.exists(),
         disk: Callable[[], DiskSpace] | None = None,
         clock: Callable[[], float] | None = None,
+        trash_pace: TrashPace = TrashPace(),  # noqa: B008  (frozen)
     ) -> None:
         """Initializes the store.
 
@@ -82,13 +83,14 @@ class DatasetStore:
             pod_is_there: Whether the kubelet still has a volume's pod.
             disk: The file system's size.
             clock: Unix time; None: one that no change of the machine's time disturbs.
+            trash_pace: How fast the room of deleted datasets is given back.
         """
         self._paths = StatePaths(root)
         self._mounts = mounts
         self._unpack = unpack
         self._pod_is_there = pod_is_there
         self._clock = clock or steady()
-        self._trash = Trash(self._paths)
+        self._trash = Trash(self._paths, trash_pace)
         self._cache = Cache(self._paths, self._trash, self._clock)
         self._volumes = PublishedVolumes(self._paths, mounts, self._clock)
         self._pins = Pins()

@@ -22,35 +22,53 @@ import signal
 import stat
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gigaslice.roles.dataset_node.store.state_paths import StatePaths, sync_directory
 from gigaslice.runtime.files import remedy
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["Trash"]
+__all__ = ["Trash", "TrashPace"]
 
-_STEP = 32 << 20
-_FILES = 500  # of a tree, before a pause
-_PAUSE_SECONDS = 0.02
-_RETRY_SECONDS = (5.0, 300.0)  # after the first failure; at most
 _END_SECONDS = 10.0
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+@dataclass(frozen=True, slots=True)
+class TrashPace:
+    """How fast room is given back, and how soon what failed is tried again.
+
+    Attributes:
+        step: Bytes that one step gives back; then comes a pause.
+        files: Files of a tree that are removed before a pause.
+        pause: Seconds of a pause.
+        retry: Seconds until what could not be removed is tried again, after the first failure. Then twice as long.
+        longest_retry: Seconds at most.
+    """
+
+    step: int = 32 << 20
+    files: int = 500
+    pause: float = 0.02
+    retry: float = 5.0
+    longest_retry: float = 300.0
+
+
 @dataclass(slots=True)
 class _TrashItem:
-    """One file or tree in the trash. paths: what is left of it. home: the directory that it was renamed from."""
+    """One file or tree in the trash.
+
+    paths: what is left of it. home: the directory that it was renamed from. pause: seconds after its next failure.
+    """
 
     number: int
     size: int
     paths: list[Path]
     home: Path | None
     tree: bool
+    pause: float
     freed: int = 0
     retry_at: float = 0.0
-    pause: float = field(default_factory=lambda: _RETRY_SECONDS[0])
 
     @property
     def failing(self) -> bool:
@@ -70,10 +88,11 @@ class _TrashItem:
 class Trash:
     """The trash of the store at PLACES. `open` starts the thread that empties it."""
 
-    def __init__(self, paths: StatePaths) -> None:
+    def __init__(self, paths: StatePaths, pace: TrashPace = TrashPace()) -> None:
         self.failures = 0
         """Attempts to remove something that failed."""
         self._paths = paths
+        self._pace = pace
         self._changed = threading.Condition()
         self._items: list[_TrashItem] = []
         self._numbers = itertools.count(1)
@@ -90,7 +109,8 @@ class Trash:
         for path in sorted(self._paths.trash.iterdir()):
             status = path.lstat()
             tree = stat.S_ISDIR(status.st_mode)
-            self._add(_TrashItem(next(self._numbers), 0 if tree else status.st_size, [path], None, tree))
+            size = 0 if tree else status.st_size
+            self._add(_TrashItem(next(self._numbers), size, [path], None, tree, self._pace.retry))
         self._thread = threading.Thread(target=self._run, name="dataset-trash", daemon=True)
         self._thread.start()
 
@@ -120,7 +140,7 @@ class Trash:
             path.replace(target)
         except FileNotFoundError:
             return
-        self._add(_TrashItem(next(self._numbers), size, [target], path.parent, tree))
+        self._add(_TrashItem(next(self._numbers), size, [target], path.parent, tree, self._pace.retry))
 
     # Its room
 
@@ -200,7 +220,7 @@ class Trash:
             self.failures += 1
             first = not item.failing
             item.retry_at = time.monotonic() + item.pause
-            item.pause = min(2 * item.pause, _RETRY_SECONDS[1])
+            item.pause = min(2 * item.pause, self._pace.longest_retry)
         if first:
             text = f"{error.strerror}; {remedy(error)}" if isinstance(error, OSError) else repr(error)
             self._log.warning("not removed", path=" ".join(map(str, item.paths[-1:])), detail=text)
@@ -233,16 +253,16 @@ class Trash:
                 self._items.remove(item)
 
     def _remove_file(self, path: Path, status: os.stat_result) -> None:
-        if stat.S_ISREG(status.st_mode) and status.st_size > _STEP and status.st_nlink == 1:
+        if stat.S_ISREG(status.st_mode) and status.st_size > self._pace.step and status.st_nlink == 1:
             with contextlib.suppress(PermissionError):
                 fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
                 try:
                     size = status.st_size if _is_only_opener(fd) else 0
                     while size > 0 and not self._closed:
-                        size = max(0, size - _STEP)
+                        size = max(0, size - self._pace.step)
                         os.ftruncate(fd, size)
                         self._step()
-                        self._rest(_STEP)
+                        self._rest(self._pace.step)
                 finally:
                     os.close(fd)
         if not self._closed:
@@ -256,7 +276,7 @@ class Trash:
         fd = os.open(path, _DIRECTORY)
         try:
             os.fchmod(fd, 0o700)
-            while names := _some_names(fd):
+            while names := _some_names(fd, self._pace.files):
                 for name in names:
                     if self._closed:
                         return
@@ -285,17 +305,17 @@ class Trash:
         """Leaves the journal to others from time to time, unless a fetch waits for the room."""
         count, files = self._since_pause
         self._since_pause = (count + freed, files + 1)
-        if count + freed < _STEP and files + 1 < _FILES:
+        if count + freed < self._pace.step and files + 1 < self._pace.files:
             return
         self._since_pause = (0, 0)
         with self._changed:
             if not self._waiting and not self._closed:
-                self._changed.wait_for(lambda: self._closed or self._waiting > 0, _PAUSE_SECONDS)
+                self._changed.wait_for(lambda: self._closed or self._waiting > 0, self._pace.pause)
 
 
-def _some_names(directory: int) -> list[str]:
+def _some_names(directory: int, most: int) -> list[str]:
     with os.scandir(directory) as entries:
-        return [entry.name for entry in itertools.islice(entries, _FILES)]
+        return [entry.name for entry in itertools.islice(entries, most)]
 
 
 def _is_only_opener(fd: int) -> bool:

@@ -11,6 +11,7 @@ from gigaslice.roles.dataset_node.store import (
     Volume,
     digest_of,
 )
+from gigaslice.roles.dataset_node.store.trash import TrashPace
 from tests.fakes.mounts import MemoryMounts
 
 KEYS = [f"{number:x}" * 64 for number in range(1, 10)]
@@ -23,6 +24,7 @@ class World:
     def __init__(self, root, size=1000):
         self.root, self.mounts, self.now, self.size = root, MemoryMounts(), 1_700_000_000.0, size
         self.quotas, self.pods, self.unpack, self.outside = {}, None, None, 0
+        self.trash_pace = TrashPace()
         self.store = None
         self.again()
 
@@ -41,6 +43,7 @@ class World:
             else lambda _: True,
             disk=self.disk,
             clock=lambda: self.now,
+            trash_pace=self.trash_pace,
         )
         self.store.open()
         return self.store

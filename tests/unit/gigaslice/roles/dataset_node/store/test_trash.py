@@ -18,7 +18,7 @@ from gigaslice.roles.dataset_node.store import Budget, DatasetMetadata, VolumeSo
 from gigaslice.roles.dataset_node.store import cache as cache_module
 from gigaslice.roles.dataset_node.store import trash as trash_module
 from gigaslice.roles.dataset_node.store.state_paths import StatePaths
-from gigaslice.roles.dataset_node.store.trash import Trash
+from gigaslice.roles.dataset_node.store.trash import Trash, TrashPace
 from tests.unit.gigaslice.roles.dataset_node.store.conftest import KEYS, MIB
 
 
@@ -217,7 +217,8 @@ class Refusing:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EPERM])
 def test_what_cannot_be_removed_is_tried_again_seldom_and_no_fetch_waits_for_it(world, monkeypatch, number):
-    monkeypatch.setattr(trash_module, "_RETRY_SECONDS", (0.1, 0.2))
+    world.trash_pace = TrashPace(retry=0.1, longest_retry=0.2)
+    world.again()
     refusing = Refusing(monkeypatch, number)
     world.fetch(1, 600)
     warned = []
@@ -325,10 +326,11 @@ def test_a_crash_at_any_step_of_a_deletion_leaves_nothing_that_is_half(world, mo
 
 @pytest.fixture
 def trash(tmp_path):
+    """One with small steps: large files go in several, and names of trees are read in several batches."""
     places = StatePaths(tmp_path)
     for one in places.directories:
         one.mkdir()
-    made = Trash(places)
+    made = Trash(places, TrashPace(step=MIB, files=7))
     made.open()
     yield made
     made.close()
@@ -339,7 +341,6 @@ def emptied(trash):
 
 
 def test_a_large_file_goes_in_steps_and_its_room_comes_back_with_each(trash, tmp_path, monkeypatch):
-    monkeypatch.setattr(trash_module, "_STEP", MIB)
     sizes, real = [], os.ftruncate
 
     def truncate(fd, size):
@@ -359,7 +360,6 @@ def test_a_large_file_goes_in_steps_and_its_room_comes_back_with_each(trash, tmp
 
 @pytest.mark.parametrize("how", ["open", "link", "lease"])
 def test_a_file_that_is_still_in_use_keeps_its_bytes(trash, tmp_path, monkeypatch, how):
-    monkeypatch.setattr(trash_module, "_STEP", MIB)
     image = tmp_path / "objects/x.img"
     image.write_bytes(b"x" * (4 * MIB))
     with contextlib.ExitStack() as stack:
@@ -405,8 +405,7 @@ def test_a_program_that_opens_a_file_of_the_trash_does_no_harm(tmp_path, monkeyp
             signal.signal(number, old)
 
 
-def test_a_deep_tree_goes_and_what_its_links_lead_to_stays(trash, tmp_path, monkeypatch):
-    monkeypatch.setattr(trash_module, "_FILES", 7)  # names are read in several batches
+def test_a_deep_tree_goes_and_what_its_links_lead_to_stays(trash, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "f").write_text("stays")
