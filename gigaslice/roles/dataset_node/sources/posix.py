@@ -31,7 +31,6 @@ _CHECK = 4096
 _WALKERS = 16
 _CHUNK = 1 << 20
 _PATIENCE_SECONDS = 1.0  # of who gives a walk up, and is to close the root that it uses
-_LARGE = 1 << 20  # from here on the kernel is told what is read next, and what can leave its cache
 _SETTLE_NS = 50_000_000  # at least one tick of a kernel's clock, by which files get their times
 _WALK_SECONDS, _WALK_BUSY = (
     0.005,
@@ -53,15 +52,24 @@ class PosixSource:
             copied once would displace what the node's programs use. Small ones are left to the kernel, which drops
             first what was read once: a call for each would cost as much as reading it.
         parallel: How many reads at once; a local disk is slower with many.
+        large: From this size on the kernel is told what is read next, and what can leave its cache. Smaller files are
+            read by one call.
     """
 
     def __init__(
-        self, root: Path, *, below: Path | None = None, keep_cached: bool = False, parallel: int = 64
+        self,
+        root: Path,
+        *,
+        below: Path | None = None,
+        keep_cached: bool = False,
+        parallel: int = 64,
+        large: int = 1 << 20,
     ) -> None:
         self.parallel = parallel
         self.image = None
         self.weak = False
         self._keep_cached = keep_cached
+        self._large = large
         try:
             self._root = _open(root) if below is None else _open_without_links(below, root)
         except OSError as error:
@@ -87,7 +95,7 @@ class PosixSource:
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
         """Reads a range of a file. Raises as `DataSource.read_into`."""
-        if entry.size < _LARGE and self._read_small(entry, offset, size, sink):
+        if entry.size < self._large and self._read_small(entry, offset, size, sink):
             return
         try:
             fd = open_beneath(self._root, entry.path)
@@ -121,7 +129,7 @@ class PosixSource:
             raise changed(entry.path, "became something else than a file")
         if _version(before) != entry.version:
             raise changed(entry.path, "was changed")
-        large = entry.size >= _LARGE
+        large = entry.size >= self._large
         if large:
             os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
         at, end = offset, offset + size

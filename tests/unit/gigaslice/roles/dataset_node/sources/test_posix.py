@@ -46,8 +46,8 @@ def listed(root, limits=Limits()):  # noqa: B008
     return asyncio.run(run())
 
 
-def read(root, entry, offset=0, size=None):
-    source = PosixSource(root)
+def read(root, entry, offset=0, size=None, large=1 << 20):
+    source = PosixSource(root, large=large)
     found = bytearray()
 
     def sink(at, data):
@@ -144,27 +144,24 @@ def test_the_same_tree_has_the_same_listing_and_any_change_another(tree):
         seen.add(found)
 
 
-@pytest.fixture(params=["by one call", "from Python"])
-def way(request, monkeypatch):
-    """Small files are read by one call where that is possible."""
-    if request.param == "from Python":
-        monkeypatch.setattr(posix, "_LARGE", 0)
+both_ways = pytest.mark.parametrize("large", [1 << 20, 0], ids=["by one call", "from Python"])
+"""Small files are read by one call where that is possible."""
 
 
-@pytest.mark.usefixtures("way")
-def test_ranges_are_read(tree):
+@both_ways
+def test_ranges_are_read(tree, large):
     (tree / "a/file").write_bytes(bytes(range(256)) * 400)
     entry = entry_of(tree, b"a/file")
-    assert read(tree, entry) == bytes(range(256)) * 400
-    assert read(tree, entry, 1000, 5000) == (bytes(range(256)) * 400)[1000:6000]
+    assert read(tree, entry, large=large) == bytes(range(256)) * 400
+    assert read(tree, entry, 1000, 5000, large) == (bytes(range(256)) * 400)[1000:6000]
 
 
-@pytest.mark.usefixtures("way")
-def test_names_that_are_no_text_are_names(tree):
+@both_ways
+def test_names_that_are_no_text_are_names(tree, large):
     name = b"\xff\xfe\n"
     with (tree / os.fsdecode(name)).open("wb") as file:
         file.write(b"odd")
-    assert read(tree, entry_of(tree, name)) == b"odd"
+    assert read(tree, entry_of(tree, name), large=large) == b"odd"
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a socket", "a device"])
@@ -234,17 +231,17 @@ async def named(path):
     ],
     ids=["rewritten", "shorter", "longer", "removed", "a directory", "a pipe"],
 )
-@pytest.mark.usefixtures("way")
-def test_a_file_that_changed_since_the_listing_is_noticed(tree, change):
+@both_ways
+def test_a_file_that_changed_since_the_listing_is_noticed(tree, change, large):
     entry = entry_of(tree, b"a/file")
     change(tree / "a/file")
     with pytest.raises(SourceError) as failure:
-        read(tree, entry)
+        read(tree, entry, large=large)
     assert failure.value.changed
     assert '"a/file"' in str(failure.value)
 
 
-def test_both_ways_say_the_same_of_a_file_that_has_changed(tree, monkeypatch):
+def test_both_ways_say_the_same_of_a_file_that_has_changed(tree):
     """Each change as it is reported with one call and from Python."""
     entry = entry_of(tree, b"a/file")
     path = tree / "a/file"
@@ -262,22 +259,20 @@ def test_both_ways_say_the_same_of_a_file_that_has_changed(tree, monkeypatch):
         change()
         said = []
         for large in (1 << 20, 0):
-            monkeypatch.setattr(posix, "_LARGE", large)
             with pytest.raises(SourceError) as failure:
-                read(tree, entry)
+                read(tree, entry, large=large)
             said.append((str(failure.value), failure.value.changed, failure.value.retry))
         assert said[0] == said[1]
         seen.add(said[0])
     assert len(seen) == 4, "changed, removed, no file, a link"
 
 
-def test_a_size_that_lies_is_noticed(tree, monkeypatch):
+def test_a_size_that_lies_is_noticed(tree):
     """A file that is shorter than its version says, as where a server's sizes and contents differ."""
     entry = entry_of(tree, b"a/file")._replace(size=100_001)
     for large in (1 << 20, 0):
-        monkeypatch.setattr(posix, "_LARGE", large)
         with pytest.raises(SourceError, match="became shorter") as failure:
-            read(tree, entry)
+            read(tree, entry, large=large)
         assert failure.value.changed
 
 
@@ -318,11 +313,10 @@ def test_storage_that_fails_is_an_error_of_the_source(tree, monkeypatch, number,
             return real(*given)
         raise OSError(number, "broken")
 
-    monkeypatch.setattr(posix, "_LARGE", 1 << 20 if failing == "read_file" else 0)
     real = getattr(os, failing, None)
     monkeypatch.setattr(posix if failing == "read_file" else os, failing, failed)
     with pytest.raises(SourceError, match="cannot be read: broken") as failure:
-        read(tree, entry)
+        read(tree, entry, large=1 << 20 if failing == "read_file" else 0)
     assert failure.value.retry == again
     assert calls
 
