@@ -28,13 +28,27 @@ from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of
 from gigaslice.runtime.time_limit import set_within
 
-__all__ = ["TaskDependencies", "VolumeTask"]
+__all__ = ["TaskDependencies", "TaskTimes", "VolumeTask"]
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 120.0
-_WATCH_SECONDS = 0.5
-_QUIET_SECONDS = 10.0  # before a pod is told that nothing moves; then twice as long
 _QUARTERS = (0, 25, 50, 75)
 _DAMAGED_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTimes:
+    """When a task tries again, and how often it is reported on. Seconds.
+
+    Attributes:
+        retry: Until a volume that was published early is tried again, after the first failure. Then twice as long.
+        longest_retry: The same at most.
+        watch: Between two looks at how far the fetches are.
+        quiet: Until a pod is told that nothing moves. Then twice as long.
+    """
+
+    retry: float = 5.0
+    longest_retry: float = 120.0
+    watch: float = 0.5
+    quiet: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,7 @@ class TaskDependencies:
     attach: Callable[[SourceSpec, Mapping[str, str], str], Awaitable[str]]
     release: Callable[[str], None]
     admit: Callable[[SourceSpec], None]
+    times: TaskTimes = TaskTimes()
 
 
 class VolumeTask:
@@ -132,7 +147,8 @@ class VolumeTask:
 
     async def _run(self) -> None:
         watcher = asyncio.get_running_loop().create_task(self._watch())
-        pause = _FIRST_PAUSE
+        times = self._dependencies.times
+        pause = times.retry
         try:
             while True:
                 try:
@@ -160,7 +176,7 @@ class VolumeTask:
                     return await self._let_go()
                 renewed = await set_within(self._renewed, pause)
                 self._renewed.clear()
-                pause = _FIRST_PAUSE if renewed else min(pause * 2, _LONGEST_PAUSE)
+                pause = times.retry if renewed else min(pause * 2, times.longest_retry)
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
@@ -274,9 +290,10 @@ class VolumeTask:
 
     async def _watch(self) -> None:
         """Says on the pod how far its fetches are."""
-        stalls = _StallDetector()
+        times = self._dependencies.times
+        stalls = _StallDetector(times.quiet)
         while True:
-            await asyncio.sleep(_WATCH_SECONDS)
+            await asyncio.sleep(times.watch)
             if self._trying and (text := stalls.look(self.statuses, time.monotonic())):
                 self._dependencies.reporter.say(self.volume, events.FETCHING, text)
             under_way = [status for status in self.statuses if status.progress is not None]
@@ -295,7 +312,9 @@ class VolumeTask:
 class _StallDetector:
     """Notices that nothing moves: a listing that takes long, or storage that hangs."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: float) -> None:
+        """QUIET: seconds before the first report."""
+        self._quiet = quiet
         self._last: list[tuple[Stage, int]] = []
         self._since = 0.0
         self._next_report = 0.0
@@ -304,7 +323,7 @@ class _StallDetector:
         """What to report at the time NOW; empty where something has moved, or was reported not long ago."""
         present = [(status.stage, status.progress.fetched if status.progress else -1) for status in statuses]
         if present != self._last:
-            self._last, self._since, self._next_report = present, now, _QUIET_SECONDS
+            self._last, self._since, self._next_report = present, now, self._quiet
             return ""
         seconds = now - self._since
         if seconds < self._next_report:

@@ -10,19 +10,18 @@ from gigaslice.core.dataset.objects import DatasetUse
 from gigaslice.core.dataset.request import parse_attributes
 from gigaslice.roles.dataset_node.tasks import volume_task as task_module
 from gigaslice.roles.dataset_node.tasks.dataset_status import DatasetStatus, Stage
-from gigaslice.roles.dataset_node.tasks.volume_task import VolumeTask
+from gigaslice.roles.dataset_node.tasks.volume_task import TaskTimes, VolumeTask
 from tests.fakes.dataset_storage import DENIED, Bucket
 from tests.fakes.eventually import until
 from tests.unit.gigaslice.roles.dataset_node.tasks.conftest import KEY
 
 
-def task_of(world, name="p", secret=KEY, namespace="team", **attributes):
+def task_of(world, name="p", secret=KEY, namespace="team", times=TaskTimes(), **attributes):  # noqa: B008  (frozen)
     given = {key.replace("__", "."): value for key, value in attributes.items()} or {
         "source": "s3://coco/train"
     }
-    return VolumeTask(
-        world.service.tasks._dependencies, world.volume(name, namespace), parse_attributes(given), secret
-    )
+    dependencies = replace(world.service.tasks._dependencies, times=times)
+    return VolumeTask(dependencies, world.volume(name, namespace), parse_attributes(given), secret)
 
 
 async def ended(task):
@@ -210,7 +209,6 @@ def test_a_held_task_that_failed_keeps_nothing_from_eviction(world, play):
 
 
 def test_an_early_task_goes_on_trying_with_longer_pauses(world, play, monkeypatch):
-    monkeypatch.setattr(task_module, "_FIRST_PAUSE", 0.01)
     pauses = []
 
     async def rest(renewed, seconds):
@@ -222,7 +220,7 @@ def test_an_early_task_goes_on_trying_with_longer_pauses(world, play, monkeypatc
         bucket = world.storage.buckets["coco"]
         bucket.fails = [SourceError("busy", retry=True)] * 3
         monkeypatch.setattr(task_module, "set_within", rest)
-        task = task_of(world)
+        task = task_of(world, times=TaskTimes(retry=0.01))
         task.early = True
         task.begin()
         assert await task.wait(20) and task.done
@@ -259,14 +257,13 @@ def test_stopping_it_ends_its_part_of_the_fetch(world, play):
     play(story)
 
 
-def test_several_datasets_are_fetched_at_a_time_and_told_as_one(world, play, monkeypatch):
-    monkeypatch.setattr(task_module, "_WATCH_SECONDS", 0.01)
-
+def test_several_datasets_are_fetched_at_a_time_and_told_as_one(world, play):
     async def story():
         other = world.storage.buckets["open"] = Bucket({"x": b"y" * 5000})
         coco = world.storage.buckets["coco"]
         coco.hold.clear(), other.hold.clear()
-        task = task_of(world, source__a="s3://open", source__b="s3://coco/train")
+        attributes = {"source__a": "s3://open", "source__b": "s3://coco/train"}
+        task = task_of(world, times=TaskTimes(watch=0.01), **attributes)
         task.begin()
         await until(lambda: all(one.progress is not None for one in task.statuses))
         assert task.text().count("fetching 0 %") == 2
@@ -313,21 +310,17 @@ def test_that_the_pod_reads_the_storage_itself_is_said_when_it_does(world, play)
     play(story)
 
 
-def quick(monkeypatch):
-    monkeypatch.setattr(task_module, "_WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(task_module, "_QUIET_SECONDS", 0.05)
+QUICK = TaskTimes(watch=0.01, quiet=0.05)
 
 
 def told(world, text):
     return [one[3] for one in world.said if one[2] == "DatasetFetching" and text in one[3]]
 
 
-def test_a_long_listing_is_told_to_the_pod_and_ever_more_rarely(world, play, monkeypatch):
-    quick(monkeypatch)
-
+def test_a_long_listing_is_told_to_the_pod_and_ever_more_rarely(world, play):
     async def story():
         world.storage.buckets["coco"].list_hold = asyncio.Event()
-        task = task_of(world)
+        task = task_of(world, times=QUICK)
         task.begin()
         await until(lambda: len(told(world, "listing its source, for ")) == 2)
         world.storage.buckets["coco"].list_hold.set()
@@ -336,12 +329,10 @@ def test_a_long_listing_is_told_to_the_pod_and_ever_more_rarely(world, play, mon
     play(story)
 
 
-def test_storage_that_hangs_in_a_file_is_told_to_the_pod(world, play, monkeypatch):
-    quick(monkeypatch)
-
+def test_storage_that_hangs_in_a_file_is_told_to_the_pod(world, play):
     async def story():
         world.storage.buckets["coco"].hold.clear()
-        task = task_of(world)
+        task = task_of(world, times=QUICK)
         task.begin()
         await until(lambda: told(world, "and no byte has come for "))
         world.storage.buckets["coco"].hold.set()
@@ -351,7 +342,7 @@ def test_storage_that_hangs_in_a_file_is_told_to_the_pod(world, play, monkeypatc
 
 
 def test_nothing_is_told_of_what_moves_or_waits_its_turn():
-    stalls = task_module._StallDetector()
+    stalls = task_module._StallDetector(10.0)
     statuses = [DatasetStatus("coco", Stage.LISTING), DatasetStatus("more", Stage.READY)]
     assert [stalls.look(statuses, now) for now in (0.0, 9.9)] == ["", ""]
     assert stalls.look(statuses, 10.0) == "dataset coco: listing its source, for 10 s now"
