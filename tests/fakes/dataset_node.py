@@ -34,6 +34,7 @@ class NodeWorld:
     Attributes:
         asking: Pods whose containers ask for GPUs, by UID.
         said: The events on pods: (pod, kind, reason, text).
+        fetch_patience: Seconds that a fetch that is given up waits for its threads.
         api: Has the cluster's Dataset objects; none until a test makes one: a service without access reads none.
     """
 
@@ -46,6 +47,7 @@ class NodeWorld:
         self.said: list[tuple[str, str, str, str]] = []
         self.disk: Callable[[], object] | None = None
         self.memory = True
+        self.fetch_patience = 5.0
         self.api: DatasetApi | None = None
         self.agents: list[asyncio.StreamWriter] = []
         flags = {
@@ -66,7 +68,10 @@ class NodeWorld:
         bounds = FetchLimits()
 
         async def fetched(plan, listing, source, part, *, task, started):
-            return await fetch(plan, listing, source, part, bounds=bounds, task=task, started=started)
+            return await fetch(
+                plan, listing, source, part,
+                bounds=bounds, task=task, started=started, patience=self.fetch_patience,
+            )  # fmt: skip
 
         async def mount_source(spec, credentials, below):
             where = below / "mounted"

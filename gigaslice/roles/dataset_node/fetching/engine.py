@@ -48,9 +48,7 @@ _FIRST_THREADS = 4
 _GROW_SECONDS = 0.05
 _BUSY_CORES = 0.7
 _SMALL = 256 << 10  # bytes per unit below which the interpreter is what is scarce
-_FLUSH_SECONDS = 0.02
 _SYNC_SECONDS, _SYNC_BYTES = 5.0, 512 << 20
-_PATIENCE_SECONDS = 5.0
 
 
 async def fetch(
@@ -63,6 +61,8 @@ async def fetch(
     task: str = "",
     started: Callable[[ProgressMeter], None] | None = None,
     unit_bytes: int = UNIT_BYTES,
+    flush_seconds: float = 0.02,
+    patience: float = 5.0,
 ) -> str:
     """Fetches what is missing of a dataset.
 
@@ -75,6 +75,8 @@ async def fetch(
         task: Who it is for: places are shared fairly between tasks.
         started: Is given the meter of the fetch, in a thread, when reading begins.
         unit_bytes: Must be the same in every attempt.
+        flush_seconds: For so long a thread collects what it has read before it is written and counts.
+        patience: Seconds that a fetch that is given up waits for its threads.
 
     Returns:
         The BLAKE3 of the whole image, 64 hexadecimal digits. The image is not synced: that is who keeps it.
@@ -89,9 +91,12 @@ async def fetch(
 
         def work(stop: CancelFlag) -> str:
             units = Units(listing.entries, plan.extents(), unit_bytes)
-            return _Fetch(plan, units, source, part, bounds=bounds, stop=stop).run(started)
+            fetching = _Fetch(
+                plan, units, source, part, bounds=bounds, stop=stop, flush_seconds=flush_seconds
+            )
+            return fetching.run(started)
 
-        digest = await in_thread("dataset-fetch", work, patience=_PATIENCE_SECONDS)
+        digest = await in_thread("dataset-fetch", work, patience=patience)
         if source.weak and (await source.list()).digest != listing.digest:
             raise SourceError(
                 "the source changed while the dataset was fetched; it is listed again as a new version",
@@ -110,6 +115,7 @@ class _Fetch:
         *,
         bounds: FetchLimits,
         stop: CancelFlag,
+        flush_seconds: float,
     ) -> None:
         self._plan = plan
         self._source = source
@@ -119,6 +125,7 @@ class _Fetch:
             self._most_bytes = min(_IMAGE_MOST, max(_IMAGE_LEAST, units.bytes // _IMAGE_RANGES))
         self._part = part
         self._bounds = bounds
+        self._flush_seconds = flush_seconds
         self._flow = Flow()
         self._outer_stop = stop
         self._stop = CancelFlag(stop)
@@ -340,7 +347,7 @@ class _Fetch:
                 continue
             arrived.append(unit)
             now = time.monotonic()
-            if now - flushed > _FLUSH_SECONDS:
+            if now - flushed > self._flush_seconds:
                 joined.flush()
                 self._count(arrived)
                 arrived, flushed = [], now

@@ -9,7 +9,6 @@ import pytest
 from gigaslice.core.dataset.errors import SourceError
 from gigaslice.roles.dataset_node.csi.pb import csi_v1_pb2 as csi
 from gigaslice.roles.dataset_node.csi.pb import csi_v1_pb2_grpc as csi_rpc
-from gigaslice.roles.dataset_node.fetching import engine
 from gigaslice.roles.dataset_node.store import DiskSpace
 from tests.fakes.dataset_node import GPU, NodeWorld
 from tests.fakes.dataset_storage import DENIED, Bucket
@@ -400,7 +399,7 @@ async def _no_pod(volume):
     return None
 
 
-def test_an_early_volume_goes_on_after_the_service_has_ended(world, monkeypatch):
+def test_an_early_volume_goes_on_after_the_service_has_ended(world):
     async def first():
         await agent(world)
         world.storage.buckets["coco"].key = "k1"
@@ -420,7 +419,7 @@ def test_an_early_volume_goes_on_after_the_service_has_ended(world, monkeypatch)
         assert world.shown(one)[-1].endswith(".img")
         await until(lambda: not list((world.root / "r" / "early").iterdir()))
 
-    monkeypatch.setattr(engine, "_PATIENCE_SECONDS", 0.1)
+    world.fetch_patience = 0.1
     play(world, first, second)
 
 

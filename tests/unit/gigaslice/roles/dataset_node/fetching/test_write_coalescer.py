@@ -153,13 +153,13 @@ def test_small_files_are_written_by_few_calls_and_none_counts_before(tmp_path, m
         if entry.path == b"f0300":
             raise SourceError("gone", changed=True)
 
-    monkeypatch.setattr(engine, "_FLUSH_SECONDS", 60.0)
     monkeypatch.setattr(engine.os, "pwrite", pwrite)
     source.before = before
     with pytest.raises(SourceError, match="gone"):
-        asyncio.run(fetch(made, listing, source, part, bounds=FetchLimits()))
+        asyncio.run(fetch(made, listing, source, part, bounds=FetchLimits(), flush_seconds=60.0))
     assert len(writes) < 150, "metadata, bits, and the files a batch at a time"
     source.before, source.asked = lambda entry, offset: None, source.asked.__class__()
-    asyncio.run(fetch(made, listing, source, PartFiles.begin(tmp_path, made.size), bounds=FetchLimits()))
+    part = PartFiles.begin(tmp_path, made.size)
+    asyncio.run(fetch(made, listing, source, part, bounds=FetchLimits(), flush_seconds=60.0))
     assert part.image.read_bytes() == whole_image(listing, made)
     assert 212 <= len(source.asked) < 300, "what had arrived before the failure was written, and counts"

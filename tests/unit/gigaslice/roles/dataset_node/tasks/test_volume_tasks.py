@@ -12,7 +12,6 @@ from gigaslice.core.dataset.errors import RequestError, SourceError
 from gigaslice.core.dataset.objects import parse_dataset, parse_dataset_node
 from gigaslice.core.model import DATASET_DRIVER, CsiVolume, Pod, PodContainer
 from gigaslice.roles.controller.dataset_statuses import _parse, dataset_status
-from gigaslice.roles.dataset_node.fetching import engine
 from gigaslice.roles.dataset_node.publishing import node_document
 from gigaslice.roles.dataset_node.tasks.dataset_status import Stage
 from gigaslice.roles.dataset_node.tasks.volume_tasks import StillFetching, volume_name
@@ -209,10 +208,8 @@ def test_where_nothing_is_kept_in_memory_a_volume_with_credentials_is_held(world
     play(story)
 
 
-def test_an_early_volume_goes_on_after_a_restart_and_its_source_must_still_be_allowed(
-    world, play, early, monkeypatch
-):
-    monkeypatch.setattr(engine, "_PATIENCE_SECONDS", 0.1)
+def test_an_early_volume_goes_on_after_a_restart_and_its_source_must_still_be_allowed(world, play, early):
+    world.fetch_patience = 0.1
 
     async def first():
         world.storage.buckets["coco"].hold.clear()
