@@ -39,9 +39,9 @@ def node_pods(
     *,
     bound: Bound[Pod] = _BOUND,
     pause: float = _FIRST_PAUSE,
-    **times: Any,
+    **bounds: Any,
 ) -> Informer[Pod]:
-    """Returns the informer of the pods of NODE. CHANGED is called at every change. TIMES are the informer's."""
+    """Returns the informer of the pods of NODE. CHANGED is called at every change. BOUNDS are the informer's."""
     return Informer(
         client,
         PODS_PATH,
@@ -57,7 +57,7 @@ def node_pods(
         list_seconds=_LIST_SECONDS,
         cached=True,
         pause=pause,
-        **times,
+        **bounds,
     )
 
 

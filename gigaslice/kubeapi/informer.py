@@ -39,15 +39,12 @@ Key = tuple[str, str]
 """Namespace and name; the namespace is empty for objects of the whole cluster."""
 
 _PAGE = 500
-_MOST_PAGES = 2000
 _MOST_PAGE_BYTES = 256 << 20
 _LIST_SECONDS = 120.0
 _WATCH_SECONDS = 300  # asked of the server
 _BOOKMARK_SECONDS = 90.0  # the server sends one every minute
 _OVERTIME = 30.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
-_LIVED_SECONDS = 10.0  # a watch of that length was one, and the next may follow at once
-_ABSENT_SECONDS = 15.0  # until it is asked again whether a resource that is not installed exists
 _LONGEST_VERSION = 128
 _UNHEALTHY_FAILURES = 3  # in a row; before, a server is restarting
 
@@ -91,11 +88,14 @@ class Informer(Generic[T]):
         decoder: Reads the answers.
         bound: Of the values; None: there is none, and the decoder reads each object whole.
         page: Objects of one page.
+        most_pages: Pages of one list, after the first; a server that sends more is given up.
         list_seconds: The time for one page.
         cached: Whether the first list may be what the server has in memory. Later ones may not: another server's may be
             older than what was seen, and an object must not turn into the one that had its name before.
         watch_seconds: How long one watch lasts.
         overtime: Seconds that it may last beyond that.
+        lived_seconds: A watch of that length was one, and the next may follow at once.
+        absent_seconds: Until it is asked again whether a resource that is not installed exists.
         pause: The first pause after a failure.
     """
 
@@ -114,10 +114,13 @@ class Informer(Generic[T]):
         decoder: AnswerDecoder = WHOLE,
         bound: Bound[T] | None = None,
         page: int = _PAGE,
+        most_pages: int = 2000,
         list_seconds: float = _LIST_SECONDS,
         cached: bool = False,
         watch_seconds: int = _WATCH_SECONDS,
         overtime: float = _OVERTIME,
+        lived_seconds: float = 10.0,
+        absent_seconds: float = 15.0,
         pause: float = _FIRST_PAUSE,
     ) -> None:
         self.synced = asyncio.Event()
@@ -143,10 +146,13 @@ class Informer(Generic[T]):
         self._decoder = decoder
         self._bound = bound
         self._page = page
+        self._most_pages = most_pages
         self._list_seconds = list_seconds
         self._cached = cached
         self._watch_seconds = watch_seconds
         self._overtime = overtime
+        self._lived_seconds = lived_seconds
+        self._absent_seconds = absent_seconds
         self._pause = pause
         self._entries = self._no_entries()
         self._version = ""  # what has been seen; empty: nothing that a watch could go on from
@@ -212,7 +218,7 @@ class Informer(Generic[T]):
                     self._version = ""  # anything but a connection that broke: start anew
                 if failure.status == NOT_FOUND and self._optional:
                     self._absent()
-                    wait = max(wait, _ABSENT_SECONDS)
+                    wait = max(wait, self._absent_seconds)
                 elif failure.status != GONE:
                     self._failed(failure)
             finally:
@@ -242,11 +248,11 @@ class Informer(Generic[T]):
         query = {**self._query, "limit": str(self._page)}
         entries = self._no_entries()
         version, more = await self._read_page({**query, **first}, entries)
-        for _ in range(_MOST_PAGES):
+        for _ in range(self._most_pages):
             if not more:
                 return entries, version
             version, more = await self._read_page({**query, "continue": more}, entries)
-        raise ApiFailure(f"list of {self._path}: more than {_MOST_PAGES} pages", 200)
+        raise ApiFailure(f"list of {self._path}: more than {self._most_pages} pages", 200)
 
     async def _read_page(self, query: Mapping[str, str], entries: dict[Key, _Entry[T]]) -> tuple[str, str]:
         """Adds the page's values to ENTRIES; returns its version and what to ask for to continue."""
@@ -435,7 +441,7 @@ class Informer(Generic[T]):
 
     async def _rest(self, lasted: float, wait: float) -> None:
         """Waits before the next attempt, after one that LASTED so many seconds; at least WAIT seconds."""
-        lived = min(_LIVED_SECONDS, self._watch_seconds / 2)
+        lived = min(self._lived_seconds, self._watch_seconds / 2)
         self._short = 0 if lasted >= lived else self._short + 1
         longest = min(_LONGEST_PAUSE, self._pause * 2 ** min(self._short - 1, 10)) if self._short else 0.0
         await asyncio.sleep(wait + longest * random.uniform(0.5, 1.0))

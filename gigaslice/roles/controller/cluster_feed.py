@@ -83,6 +83,7 @@ class ClusterFeed:
         on_write: Called for each write of an object: plural, kind of write, whether it succeeded.
         gpu_objects: Whether objects of GPUs are followed at all.
         pause: The first pause after a failure.
+        absent_seconds: Until it is asked again whether a definition that was not installed is.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class ClusterFeed:
         on_write: Callable[[str, WriteKind, bool], None] = lambda plural, kind, done: None,
         gpu_objects: bool = True,
         pause: float = 0.25,
+        absent_seconds: float = 15.0,
     ) -> None:
         self.state = state
         self.nodes: dict[str, WatchedNode] = {}
@@ -137,6 +139,7 @@ class ClusterFeed:
             self._class_gone,
             on_list=on_classes,
             optional=True,
+            absent_seconds=absent_seconds,
             pause=pause,
         )
         self._gpu_objects = Informer(
@@ -148,6 +151,7 @@ class ClusterFeed:
             on_list=self._gpus_listed,
             query={"labelSelector": f"{MANAGED_BY}={MANAGER}"},
             optional=True,
+            absent_seconds=absent_seconds,
             pause=pause,
         )
         self.informers: dict[str, Informer[Any]] = {

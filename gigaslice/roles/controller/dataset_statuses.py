@@ -105,6 +105,7 @@ class DatasetStatuses:
         may_write: Whether this replica leads.
         limit: How fast may be written.
         pause: The first pause after a failure of a watch.
+        absent_seconds: Until it is asked again whether a definition that was not installed is.
         seconds: Between two passes over what has changed.
         nodes: Returns the names of all nodes; None while they are not known.
         clock: Steady time.
@@ -118,6 +119,7 @@ class DatasetStatuses:
         limit: RateLimit,
         *,
         pause: float = 0.25,
+        absent_seconds: float = 15.0,
         seconds: float = _SECONDS,
         nodes: Callable[[], Collection[str] | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -140,7 +142,14 @@ class DatasetStatuses:
         self._reported = LogOnce()
         self._log = get_logger("controller")
         self._dataset_watch = Informer(
-            client, DATASETS_PATH, _parse, self._put, self._drop, optional=True, pause=pause
+            client,
+            DATASETS_PATH,
+            _parse,
+            self._put,
+            self._drop,
+            optional=True,
+            absent_seconds=absent_seconds,
+            pause=pause,
         )
         self._node_watch = Informer(
             client,
@@ -149,6 +158,7 @@ class DatasetStatuses:
             self._put_node,
             self._drop_node,
             optional=True,
+            absent_seconds=absent_seconds,
             pause=pause,
         )
 

@@ -68,6 +68,7 @@ class ControllerParts:
         observe: Seconds between two passes over what waits.
         gather: Seconds in which changes to one object become one write.
         pause: The first pause after a failure.
+        absent_seconds: Until it is asked again whether a definition that was not installed is.
         clock: Gives seconds that only grow.
     """
 
@@ -80,6 +81,7 @@ class ControllerParts:
         observe: float = _OBSERVE_SECONDS,
         gather: float = GATHER_SECONDS,
         pause: float = 0.25,
+        absent_seconds: float = 15.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -97,6 +99,7 @@ class ControllerParts:
             on_write=self._written,
             gpu_objects=config.extended_resources == "on",
             pause=pause,
+            absent_seconds=absent_seconds,
         )
         limit = RateLimit(config.writes_per_second, config.writes_per_second, clock=clock)
         self.reconciler = ObjectReconciler(
@@ -114,6 +117,7 @@ class ControllerParts:
             self._may_write,
             limit,
             pause=pause,
+            absent_seconds=absent_seconds,
             nodes=lambda: self.feed.nodes if self.feed.synced else None,
         )
         self.events = EventRecorder(client, "controller", platform.node(), clock=clock)

@@ -23,7 +23,6 @@ from aiohttp import ClientConnectionError, ClientSession, web
 from gigaslice.core.classes.resource_class import MANAGED_BY, MANAGER
 from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.core.model import Gpu, Topology
-from gigaslice.kubeapi import informer
 from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.role_settings import load
@@ -86,13 +85,21 @@ def api() -> Iterator[ApiServer]:
 
 @contextlib.asynccontextmanager
 async def controller(
-    api: ApiServer, folder: Path, name: str = "a", clock: Callable[[], float] = time.monotonic, **flags: str
+    api: ApiServer,
+    folder: Path,
+    name: str = "a",
+    clock: Callable[[], float] = time.monotonic,
+    absent_seconds: float = 15.0,
+    **flags: str,
 ) -> AsyncIterator[ControllerParts]:
     access, _ = find_access(api.kubeconfig(folder), "")
     assert access is not None
     config = load(ControllerConfig, {"metrics-address": "off", **flags}, {})
     async with KubeClient(access, "test", answer=5.0) as client:
-        parts = ControllerParts(client, config, name, observe=0.05, gather=0.02, pause=0.05, clock=clock)
+        parts = ControllerParts(
+            client, config, name,
+            observe=0.05, gather=0.02, pause=0.05, absent_seconds=absent_seconds, clock=clock,
+        )  # fmt: skip
         tasks = [
             asyncio.create_task(part()) for part in (*parts.essential.values(), *parts.restarted.values())
         ]
@@ -313,14 +320,12 @@ def test_waiting_pods_and_unreadable_nodes_are_told_once(api: ApiServer, tmp_pat
 
 
 def test_a_definition_that_is_not_installed_is_waited_for_with_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(informer, "_ABSENT_SECONDS", 1.0)
-
     async def main() -> None:
         with ApiServer(crds=False) as api:
             api.put("nodes", node("n1", "GPU-1"))
-            async with controller(api, tmp_path) as parts:
+            async with controller(api, tmp_path, absent_seconds=1.0) as parts:
                 await until(lambda: parts.leader.leading and parts.feed.synced)
                 await asyncio.sleep(0.5)
                 assert parts.unready() is None

@@ -132,10 +132,9 @@ def test_a_watch_that_lived_is_followed_by_the_next_at_once(kind, monkeypatch):
         yield END
 
     answers = iter([CHUNKED + END, CHUNKED + END, slowly(), CHUNKED + END])
-    monkeypatch.setattr(informer_module, "_LIVED_SECONDS", 0.2)
     monkeypatch.setattr(informer_module.random, "uniform", lambda low, high: high)
     with serving(lambda target: next(answers) if "watch=1" in target else whole(LIST)) as server:
-        pauses, _ = rests_of(kind, server, monkeypatch, 4)
+        pauses, _ = rests_of(kind, server, monkeypatch, 4, lived_seconds=0.2)
     assert pauses == [1, 2, 0, 1]
 
 
@@ -393,9 +392,8 @@ def test_a_list_comes_in_pages(kind, monkeypatch):
 
 
 def test_pages_without_an_end_are_given_up(kind, monkeypatch):
-    monkeypatch.setattr(informer_module, "_MOST_PAGES", 4)
     with serving(lambda target: whole(page([], "again"))) as server:
-        _, watch = rests_of(kind, server, monkeypatch, 1)
+        _, watch = rests_of(kind, server, monkeypatch, 1, most_pages=4)
     assert len(server.targets) == 5 and not watch.synced.is_set()
 
 
