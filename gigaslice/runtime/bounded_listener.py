@@ -28,22 +28,29 @@ _QUEUE = 512
 _AT_ONCE = 16
 """Connections that are accepted before others of the event loop have their turn."""
 
-_RETRY_SECONDS = 1.0
-"""Pause where none can be accepted, such as with too many open files."""
-
 
 class BoundedListener:
-    """Listens; each connection gets a protocol from MAKE, by TLS where there is a CONTEXT."""
+    """Listens.
+
+    Args:
+        make: Makes the protocol of a connection.
+        bounds: Those of the connections.
+        context: Of TLS; None: there is none.
+        retry_seconds: The pause where none can be accepted, such as with too many open files.
+    """
 
     def __init__(
         self,
         make: Callable[[], asyncio.Protocol],
         bounds: ConnectionBounds,
         context: ssl.SSLContext | None = None,
+        *,
+        retry_seconds: float = 1.0,
     ) -> None:
         self._make = make
         self.bounds = bounds
         self._context = context
+        self._retry_seconds = retry_seconds
         self.table = ConnectionTable(bounds)
         self._sockets: list[socket.socket] = []
         self._transports: dict[int, OpenConnection] = {}
@@ -142,9 +149,11 @@ class BoundedListener:
                 return
             except OSError as error:
                 loop = asyncio.get_running_loop()
-                self._log.warning("no connection accepted", detail=error.strerror, seconds=_RETRY_SECONDS)
+                self._log.warning(
+                    "no connection accepted", detail=error.strerror, seconds=self._retry_seconds
+                )
                 loop.remove_reader(listening)
-                loop.call_later(_RETRY_SECONDS, self._listen, listening)
+                loop.call_later(self._retry_seconds, self._listen, listening)
                 return
             accepted.setblocking(False)
             connection = OpenConnection(_peer(address[0]))

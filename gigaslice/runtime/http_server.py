@@ -35,9 +35,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # the text form of Pr
 _PLAIN = "text/plain; charset=utf-8"
 _MAX_REQUEST = 8192
 _MAX_TOKEN = 4096
-_CLIENT_SECONDS = 10.0  # for a client to send its request and to take the answer
 _MAX_CLIENTS = 16
-_RETRY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,8 @@ class Server:
         metrics: Collects the values, and returns the function that writes them as text, which runs in a thread.
         unready: Why the role is not ready, or None.
         token_file: Holds the token that /metrics requires; None: it requires none.
+        client_seconds: For a client to send its request and to take the answer.
+        retry_seconds: Until an address that cannot be had is tried again.
     """
 
     def __init__(
@@ -72,11 +72,16 @@ class Server:
         metrics: Callable[[], Callable[[], bytes]],
         unready: Callable[[], str | None],
         token_file: Path | None = None,
+        *,
+        client_seconds: float = 10.0,
+        retry_seconds: float = 5.0,
     ) -> None:
         self._address = address
         self._metrics = metrics
         self._unready = unready
         self._token_file = token_file
+        self._client_seconds = client_seconds
+        self._retry_seconds = retry_seconds
         self._talks: list[asyncio.Future[None]] = []  # in the order in which they began
         self._asked: set[asyncio.Future[None]] = set()  # those with a whole request
         self._log = get_logger("http")
@@ -96,7 +101,7 @@ class Server:
                         "metrics cannot be served",
                         detail=f"{error}; tried again; another --metrics-address helps, or off",
                     )
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(self._retry_seconds)
                 continue
             async with server:
                 for socket in server.sockets:
@@ -116,7 +121,7 @@ class Server:
             self._talks.remove(oldest)
             oldest.cancel()
         try:
-            await asyncio.wait({conversation}, timeout=_CLIENT_SECONDS)
+            await asyncio.wait({conversation}, timeout=self._client_seconds)
         finally:
             conversation.cancel()
             with contextlib.suppress(ValueError):

@@ -13,7 +13,6 @@ import pytest
 from aiohttp import web
 
 from gigaslice.roles.webhook.certificates import issue_certificates
-from gigaslice.runtime import bounded_listener
 from gigaslice.runtime.bounded_listener import BoundedListener
 from gigaslice.runtime.connection_bounds import ConnectionBounds, ConnectionState
 from gigaslice.runtime.web_servers import served
@@ -268,8 +267,6 @@ def test_without_a_host_every_address_is_listened_on():
 
 
 def test_too_many_open_files_are_waited_out_without_a_busy_loop(monkeypatch):
-    monkeypatch.setattr(bounded_listener, "_RETRY_SECONDS", 0.2)
-
     async def story():
         transports, tries = [], []
         real = socket.socket.accept
@@ -280,7 +277,7 @@ def test_too_many_open_files_are_waited_out_without_a_busy_loop(monkeypatch):
                 raise OSError(errno.EMFILE, "Too many open files")
             return real(listening)
 
-        listener = BoundedListener(lambda: Connected(transports), SMALL)
+        listener = BoundedListener(lambda: Connected(transports), SMALL, retry_seconds=0.2)
         ((_, port),) = await listener.start("127.0.0.1", 0)
         monkeypatch.setattr(socket.socket, "accept", accept)
         await connected(port, transports)

@@ -110,14 +110,12 @@ def test_a_mistake_in_a_metric_ends_nothing():
     assert second.startswith("HTTP/1.1 200")
 
 
-def test_an_address_that_is_taken_is_said_once_and_tried_again(monkeypatch, capsys):
-    from gigaslice.runtime import http_server
-
-    monkeypatch.setattr(http_server, "_RETRY_SECONDS", 0.01)
+def test_an_address_that_is_taken_is_said_once_and_tried_again(capsys):
     logs.set_up("info", "json")
 
     async def run(port):
-        task = asyncio.create_task(Server(("127.0.0.1", port), lambda: lambda: b"", lambda: None).run())
+        server = Server(("127.0.0.1", port), lambda: lambda: b"", lambda: None, retry_seconds=0.01)
+        task = asyncio.create_task(server.run())
         await asyncio.sleep(0.1)
         assert not task.done()
         taken.close()
@@ -154,16 +152,14 @@ def test_switched_off_it_waits():
     asyncio.run(run())
 
 
-def test_a_client_that_reads_nothing_is_let_go(monkeypatch):
+def test_a_client_that_reads_nothing_is_let_go():
     """Closing waits until everything was taken: connections would stay, and under Python 3.12 the agent with them."""
-    from gigaslice.runtime import http_server
-
-    monkeypatch.setattr(http_server, "_CLIENT_SECONDS", 0.2)
 
     async def run():
         address = free()
         much = b"x" * (32 << 20)  # more than kernels take on both sides
-        task = asyncio.create_task(Server(address, lambda: lambda: much, lambda: None).run())
+        server = Server(address, lambda: lambda: much, lambda: None, client_seconds=0.2)
+        task = asyncio.create_task(server.run())
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
             client.setblocking(False)
