@@ -32,11 +32,8 @@ from gigaslice.runtime.role_start import set_at_signals
 from gigaslice.runtime.tasks import run_together
 from gigaslice.runtime.time_limit import set_within
 
-__all__ = ["Bus", "GpuWait", "read_bus", "scan_in_thread"]
+__all__ = ["Bus", "GpuWait", "GpuWaitTimes", "read_bus", "scan_in_thread"]
 
-_QUICK_SECONDS = 2.0  # for the first scan; a driver that is slow to start takes longer
-_SLOW_SECONDS = 60.0  # for a driver that merely starts
-_LOG_SECONDS = 30.0  # between two lines about a driver that hangs
 _PATIENCE = 3  # scans: a module is there some seconds before its devices are
 T = TypeVar("T")
 
@@ -73,11 +70,26 @@ def scan_in_thread(scan: Callable[[], T]) -> Future[T]:
     return answer
 
 
+@dataclass(frozen=True, slots=True)
+class GpuWaitTimes:
+    """How long a driver may take until something is said of it. Seconds.
+
+    Attributes:
+        quick: For the first scan; a driver that is slow to start takes longer.
+        slow: For a driver that merely starts.
+        log: Between two lines about a driver that hangs.
+    """
+
+    quick: float = 2.0
+    slow: float = 60.0
+    log: float = 30.0
+
+
 class GpuWait(Generic[T]):
     """Waits until SCAN finds GPUs, which it shows by not raising MissingError.
 
     BUS reads the kernel's view. CONFIG says how often to scan, and where metrics and probes are served. BEGINS is
-    called before it waits.
+    called before it waits. TIMES: how long a driver may take.
     """
 
     def __init__(
@@ -86,6 +98,8 @@ class GpuWait(Generic[T]):
         bus: Callable[[], Bus],
         config: Config,
         begins: Callable[[], None] = lambda: None,
+        *,
+        times: GpuWaitTimes = GpuWaitTimes(),
     ) -> None:
         self._scan = scan
         self._bus = bus
@@ -96,6 +110,7 @@ class GpuWait(Generic[T]):
         self._logged = LogOnce()
         self._driver_scans = 0
         self._begins = begins
+        self._times = times
         self._since: float | None = None  # when the scan began that has not ended yet
         self._http = endpoints(config, self.collect, self.unready, node=config.node)
         self._log = get_logger("node")
@@ -110,7 +125,7 @@ class GpuWait(Generic[T]):
         if first is None:
             scanning = scan_in_thread(self._scan)
             try:
-                return scanning.result(_QUICK_SECONDS)
+                return scanning.result(self._times.quick)
             except MissingError as error:
                 if exits:
                     raise
@@ -157,7 +172,7 @@ class GpuWait(Generic[T]):
             level("waiting for GPUs", reason=self._now.reason, again_seconds=self._interval, detail=text)
 
     def _hangs(self) -> bool:
-        return self._since is not None and time.monotonic() - self._since >= _QUICK_SECONDS
+        return self._since is not None and time.monotonic() - self._since >= self._times.quick
 
     async def _run(
         self, first: MissingError | None, scanning: Future[T | None] | None, *, exits: bool
@@ -170,7 +185,7 @@ class GpuWait(Generic[T]):
             answer = await self._first(scanning, stop, exits=exits) if scanning else None
             while answer is None and not stop.is_set():
                 if not await set_within(stop, self._interval):
-                    answer = await self._outcome(scan_in_thread(self.scan), stop, _LOG_SECONDS)
+                    answer = await self._outcome(scan_in_thread(self.scan), stop, self._times.log)
             answers.extend([] if answer is None else [answer])
 
         await run_together("search", {"search": search(), "http": self._http.run()})
@@ -180,7 +195,7 @@ class GpuWait(Generic[T]):
 
     def _log_slow(self, seconds: float) -> None:
         """Logs that the driver does not answer; one that merely starts slowly is no warning."""
-        if seconds < _SLOW_SECONDS:
+        if seconds < self._times.slow:
             detail = (
                 "the NVIDIA driver has not answered yet; GPUs without persistence mode take some seconds each"
             )
@@ -207,14 +222,14 @@ class GpuWait(Generic[T]):
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(ended.set)
 
-        self._since = since = time.monotonic() - (0.0 if log_after else _QUICK_SECONDS)
+        self._since = since = time.monotonic() - (0.0 if log_after else self._times.quick)
         both = [asyncio.ensure_future(event.wait()) for event in (ended, stop)]
         scanning.add_done_callback(wake)
         try:
             while not (ended.is_set() or stop.is_set()):
                 done, _ = await asyncio.wait(both, timeout=log_after, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    log_after = _LOG_SECONDS
+                    log_after = self._times.log
                     self._log_slow(time.monotonic() - since)
             return scanning.result() if ended.is_set() and not stop.is_set() else None
         finally:

@@ -6,6 +6,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 
 import pytest
 import structlog
@@ -13,10 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import LogCapture
 
 from agent.config import Config
-from agent.roles import gpu_wait
-from agent.roles.gpu_wait import Bus, GpuWait
+from agent.roles.gpu_wait import Bus, GpuWait, GpuWaitTimes
 from gigaslice.core.errors import MissingError
 
+QUICK = GpuWaitTimes(quick=0.0, log=0.02)
+"""Nothing is waited for longer than it must be."""
 NOTHING, GPU, DRIVER = Bus((), False), Bus(("0000:3b:00.0",), False), Bus(("0000:3b:00.0",), True)
 
 
@@ -33,10 +35,10 @@ def logs():
 class Node:
     """A node whose NVML answers what a list says, one scan after the other; the last for ever."""
 
-    def __init__(self, *answers, bus=(NOTHING,), address=None):
+    def __init__(self, *answers, bus=(NOTHING,), address=None, times=GpuWaitTimes()):  # noqa: B008  (frozen)
         self.answers, self.buses, self.scans = list(answers), list(bus), 0
         config = Config(scan_interval=0.01, metrics_address=address, node_name="n", resource="r")
-        self.wait = GpuWait(self.scan, self.bus, config)
+        self.wait = GpuWait(self.scan, self.bus, config, times=times)
 
     def scan(self):
         self.scans += 1
@@ -150,10 +152,8 @@ def test_probes_and_metrics_are_answered_meanwhile(logs):
 
 
 @pytest.fixture
-def hanging(monkeypatch):
-    """An event: while it is not set, scans do not come back. Nothing is waited for longer than it must be."""
-    monkeypatch.setattr(gpu_wait, "_QUICK_SECONDS", 0.0)
-    monkeypatch.setattr(gpu_wait, "_LOG_SECONDS", 0.02)
+def hanging():
+    """An event: while it is not set, scans do not come back."""
     going_on = threading.Event()
     yield going_on
     going_on.set()
@@ -169,7 +169,7 @@ def test_a_driver_that_hangs_is_waited_for_and_told_of(hanging, logs, outcome):
         hanging.wait(60)
         return [outcome] if outcome == "gpu" else "no library"
 
-    node = Node(scan, ["gpu"])
+    node = Node(scan, ["gpu"], times=QUICK)
     begun = []
     node.wait._begins = lambda: begun.append(1)
 
@@ -187,9 +187,8 @@ def test_a_driver_that_hangs_is_waited_for_and_told_of(hanging, logs, outcome):
     assert len(said(logs, "waiting for GPUs")) == (outcome == "no library")
 
 
-def test_what_takes_too_long_for_a_start_is_a_warning(hanging, logs, monkeypatch):
-    monkeypatch.setattr(gpu_wait, "_SLOW_SECONDS", 0.0)
-    node = Node(lambda: hanging.wait(60) and ["gpu"])
+def test_what_takes_too_long_for_a_start_is_a_warning(hanging, logs):
+    node = Node(lambda: hanging.wait(60) and ["gpu"], times=replace(QUICK, slow=0.0))
     threading.Timer(0.05, hanging.set).start()
     assert node.wait.until_found() == ["gpu"]
     assert {one["log_level"] for one in said(logs)} == {"warning"}
@@ -198,7 +197,7 @@ def test_what_takes_too_long_for_a_start_is_a_warning(hanging, logs, monkeypatch
 
 def test_live_and_not_ready_while_it_hangs(hanging, logs):
     answers = {}
-    node = Node(lambda: hanging.wait(60) and ["gpu"], bus=(GPU,), address=("127.0.0.1", 0))
+    node = Node(lambda: hanging.wait(60) and ["gpu"], bus=(GPU,), address=("127.0.0.1", 0), times=QUICK)
 
     def ask():
         while not (ports := [one["port"] for one in logs if one["event"] == "metrics served"]):
