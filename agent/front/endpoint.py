@@ -27,7 +27,6 @@ from gigaslice.runtime.log_once import LogOnce
 
 __all__ = ["Endpoint", "EndpointOwner"]
 
-_REGISTER_SECONDS = 15.0  # the kubelet gives up dialling back after 10
 _KUBELET_SOCKET = "kubelet.sock"
 _REGISTER_PATH = "/v1beta1.Registration/Register"
 _BACKLOG = 64
@@ -73,7 +72,8 @@ class EndpointOwner(Protocol):
 class Endpoint:
     """What OFFER names, served for FRONT."""
 
-    def __init__(self, front: EndpointOwner, offer: ResourceOffer) -> None:
+    def __init__(self, front: EndpointOwner, offer: ResourceOffer, *, register_seconds: float = 15.0) -> None:
+        """REGISTER_SECONDS: for a registration's answer; the kubelet gives up dialling back after 10."""
         self.offer = offer
         self.number: int | None = None  # of the agent's offer; None while the agent is not there
         self.since = time.monotonic()  # when that began
@@ -84,6 +84,7 @@ class Endpoint:
         self.lock = LockFile(self.path.with_name(f"{self.path.name}.lock"), f"the resource {offer.resource}")
         self.registered_with: sockets.Identity | None = None
         self._front = front
+        self._register_seconds = register_seconds
         self._kubelet_path = self.path.with_name(_KUBELET_SOCKET)
         self._locked = False
         self._listener: socket.socket | None = None
@@ -369,13 +370,13 @@ class Endpoint:
             self._failed("UNAVAILABLE", f"cannot connect to {self._kubelet_path}: {error.strerror}")
             return
         connection = Connection(client=True)
-        connection.ask(grpc.request(_REGISTER_PATH, _REGISTER_SECONDS), grpc.packed(self.offer.register))
+        connection.ask(grpc.request(_REGISTER_PATH, self._register_seconds), grpc.packed(self.offer.register))
         front = self._front
         peer = Peer(
             front.selector, dialled, connection, self._registered, self._not_registered, failed=front.failed
         )
         if peer.open:
-            self._attempt = peer, time.monotonic() + _REGISTER_SECONDS
+            self._attempt = peer, time.monotonic() + self._register_seconds
 
     def _registered(self, peer: Peer, event: Event) -> None:
         if isinstance(event, GoAwayReceived):

@@ -21,11 +21,16 @@ from agent.front.sockets import hidden_name, identify
 
 
 @pytest.fixture
-def place():
+def register_seconds():
+    return 15.0
+
+
+@pytest.fixture
+def place(register_seconds):
     with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name:
         directory = Path(name)
-        front = Front()
-        endpoint = module.Endpoint(front, ResourceOffer(name, "own.sock", "example.com/x", b"", b""))
+        front, offer = Front(), ResourceOffer(name, "own.sock", "example.com/x", b"", b"")
+        endpoint = module.Endpoint(front, offer, register_seconds=register_seconds)
         front.endpoints[endpoint.offer.key] = endpoint
         endpoint.number = 1
         yield front, endpoint, directory
@@ -88,20 +93,17 @@ def test_a_socket_that_is_relabelled_is_still_the_own_one(place):
     assert endpoint._listener is listener
 
 
-def test_a_silent_kubelet_is_given_up_and_a_gone_one_too(place, monkeypatch):
+@pytest.mark.parametrize(("register_seconds", "gone"), [(0.05, False), (60.0, True)], ids=["silent", "gone"])
+def test_a_silent_kubelet_is_given_up_and_a_gone_one_too(place, gone):
     front, endpoint, directory = place
-    monkeypatch.setattr(module, "_REGISTER_SECONDS", 0.05)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(directory / "kubelet.sock"))
         silent.listen()
+        if gone:
+            until(front, lambda: endpoint._attempt is not None)
+            accepted, _ = silent.accept()
+            accepted.close()
         until(front, lambda: endpoint._failures == 1)
-        first, _ = silent.accept()
-        monkeypatch.setattr(module, "_REGISTER_SECONDS", 60.0)
-        until(front, lambda: endpoint._attempt is not None)
-        second, _ = silent.accept()
-        second.close()
-        until(front, lambda: endpoint._failures == 2)
-        first.close()
 
 
 class Watcher:
