@@ -25,7 +25,6 @@ __all__ = ["EARLY_FILE", "DatasetGate", "NoDatasetGate", "StartCondition"]
 
 _ANSWER = 2.0  # seconds that the service may take
 _MOST_ANSWER_BYTES = 65536
-_SEEN_SECONDS = 0.5  # between two checks whether the agent still sees its pods
 EARLY_FILE = "published-early"
 """Is beside the socket when volumes may have been published early since the machine has started."""
 
@@ -59,6 +58,7 @@ class DatasetGate:
         sees_pods: Whether the agent has the pods of its node as they are.
         pause: Seconds between two attempts to connect.
         patience: Seconds that the service may take for an answer.
+        check_seconds: Between two checks whether the agent still sees its pods.
     """
 
     def __init__(
@@ -69,11 +69,13 @@ class DatasetGate:
         *,
         pause: float = 2.0,
         patience: float = _ANSWER,
+        check_seconds: float = 0.5,
     ) -> None:
         self._socket = socket
         self._sees_pods = sees_pods
         self._resources = tuple(resources)
         self._patience = patience
+        self._check_seconds = check_seconds
         self._service = LineConnection(socket, self._announce, most=_MOST_ANSWER_BYTES, pause=pause)
         self._log = get_logger("datasets")
 
@@ -131,6 +133,6 @@ class DatasetGate:
                 if guarded != told:
                     self._service.tell({"gatekeeper": {"resources": guarded}})
                     told = guarded
-                await asyncio.sleep(_SEEN_SECONDS)
+                await asyncio.sleep(self._check_seconds)
         finally:
             self._log.info("dataset service left", socket=str(self._socket))

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from agent.allocation import dataset_gate
 from agent.allocation.dataset_gate import EARLY_FILE, DatasetGate
 from gigaslice.core.allocation.consumer import Consumer, ContainerRef
 from gigaslice.core.model import DATASET_DRIVER, CsiVolume, Pod
@@ -151,12 +150,10 @@ def test_where_volumes_may_be_early_a_pod_of_which_nothing_is_known_is_held(run,
     run(with_it)
 
 
-def test_an_agent_that_does_not_see_its_pods_guards_nothing(short_dir, monkeypatch):
-    monkeypatch.setattr(dataset_gate, "_SEEN_SECONDS", 0.01)
-
+def test_an_agent_that_does_not_see_its_pods_guards_nothing(short_dir):
     async def main():
-        sees = []
-        gate = DatasetGate(short_dir / "gate.sock", ("gigaslice.io/vgpu-memory",), lambda: bool(sees))
+        sees, resources = [], ("gigaslice.io/vgpu-memory",)
+        gate = DatasetGate(short_dir / "gate.sock", resources, lambda: bool(sees), check_seconds=0.01)
         async with Service(short_dir / "gate.sock") as service:
             task = asyncio.create_task(gate.run())
             for guarded in ([], ["gigaslice.io/vgpu-memory"], []):
