@@ -26,7 +26,7 @@ from gigaslice.runtime.time_limit import set_within
 
 __all__ = ["host", "run_beside", "serve", "serve_one"]
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_LONGEST_PAUSE = 60.0
 
 
 async def serve_one(
@@ -71,10 +71,14 @@ async def host(
     stop: asyncio.Event,
     link: Link,
     counters: Counters | None = None,
+    *,
+    pause: float = 1.0,
 ) -> None:
-    """Serves a provider until it is asked to end, again after each failure. Its calls may be counted."""
+    """Serves a provider until it is asked to end, again after each failure. Its calls may be counted.
+
+    PAUSE: seconds after the first failure; then twice as long.
+    """
     log = get_logger("providers")
-    pause = _FIRST_PAUSE
     while not stop.is_set():
         try:
             await serve_one(

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 import vcuda
-from agent.deviceplugin import settlement
 from agent.deviceplugin.prestart import StartTimes
 from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.names import ASSIGNMENT
@@ -381,9 +380,8 @@ def test_the_assignment_of_the_pod_that_had_the_name_before_is_not_executed(call
 
 
 def test_on_a_node_with_assigned_pods_an_unknown_one_never_starts_with_defaults(
-    call, cluster, kubelet, store, monkeypatch
+    call, cluster, kubelet, store
 ):
-    monkeypatch.setattr(settlement, "_UNKNOWN_SECONDS", 0.0)
     cluster.put(pod("sent", 8, assigned={"c0": (Share(uuid(0), 8),)}))
 
     async def story(stub):

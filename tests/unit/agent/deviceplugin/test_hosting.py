@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from agent.deviceplugin import hosting
 from agent.deviceplugin.hosting import host, run_beside
 from agent.deviceplugin.link import Link
 from agent.providers.container_edits import ContainerEdits
@@ -50,13 +49,11 @@ def test_a_provider_that_lacks_what_every_one_has_cannot_be_made():
         Empty()
 
 
-def test_a_provider_with_a_mistake_is_tried_again_and_ends_when_asked_to(tmp_path, monkeypatch):
-    monkeypatch.setattr(hosting, "_FIRST_PAUSE", 0.001)
-
+def test_a_provider_with_a_mistake_is_tried_again_and_ends_when_asked_to(tmp_path):
     async def story():
         stop, odd, link = asyncio.Event(), Odd(failures=2), Link.open()
         async with link.attached():
-            task = asyncio.create_task(host(odd, tmp_path / "none", stop, link))
+            task = asyncio.create_task(host(odd, tmp_path / "none", stop, link, pause=0.001))
             await asyncio.wait_for(odd.settled.wait(), 60)
             stop.set()
             await asyncio.wait_for(task, 60)
