@@ -52,8 +52,6 @@ from gigaslice.runtime.web_servers import served
 __all__ = ["SchedulerService", "run"]
 
 _STALE_SECONDS = 60.0
-_WAKE_SECONDS = 0.25  # between two comparisons of waiting pods with what there is
-_PATIENCE_SECONDS = 0.3  # for kube-scheduler to try a pod by itself after a change
 _MOST_WOKEN = 20
 _EXPIRE_SECONDS = 0.25
 _LEAVE_SECONDS = 5.0
@@ -69,6 +67,8 @@ class SchedulerService:
         settings: What the service was told.
         client: The API server.
         election_times: How long this service's lease is held, where it has one.
+        wake_seconds: Between two comparisons of waiting pods with what there is.
+        wake_patience: Seconds for kube-scheduler to try a pod by itself after a change.
     """
 
     def __init__(
@@ -77,6 +77,8 @@ class SchedulerService:
         client: KubeClient,
         *,
         election_times: ElectionTimes = ElectionTimes(),  # noqa: B008  (frozen)
+        wake_seconds: float = 0.25,
+        wake_patience: float = 0.3,
     ) -> None:
         units = settings.units
         self.placer = Placer(
@@ -92,6 +94,8 @@ class SchedulerService:
         self.port = 0
         self._settings = settings
         self._client = client
+        self._wake_seconds = wake_seconds
+        self._wake_patience = wake_patience
         self._log = logs.get_logger("scheduler")
         self._reported = LogOnce()
         clock, placer = time.monotonic, self.placer
@@ -235,10 +239,10 @@ class SchedulerService:
         """Hands pods that fit now back to kube-scheduler, where it has not tried them by itself."""
         compared, full = -1.0, 0.0
         while True:
-            await asyncio.sleep(_WAKE_SECONDS)
+            await asyncio.sleep(self._wake_seconds)
             now = time.monotonic()
             changed = self.placer.changed
-            if not len(self.placer.waiting) or now - changed < _PATIENCE_SECONDS or self.unready():
+            if not len(self.placer.waiting) or now - changed < self._wake_patience or self.unready():
                 continue
             if changed == compared and now - full < 1.0:
                 continue

@@ -20,7 +20,6 @@ from gigaslice.core.model import Pod
 
 __all__ = ["RefusedPods"]
 
-_MOST = 20_000
 _MOST_NODES = 16  # of one pod, whose names are remembered: above that, all nodes are looked at
 _AGAIN_SECONDS = 5.0  # until a pod that was named is named again; doubled each time that it was in vain
 _LONGEST_SECONDS = 300.0
@@ -42,9 +41,10 @@ class _Waiting:
 
 
 class RefusedPods:
-    """The pods that were refused last time, by UID; the oldest are forgotten when there are too many."""
+    """The pods that were refused last time, by UID; the oldest are forgotten when there are more than MOST."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 20_000) -> None:
+        self._most = most
         self._found: OrderedDict[str, _Waiting] = OrderedDict()
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class RefusedPods:
         nodes = frozenset(names) if len(names) <= _MOST_NODES else None
         self._found.pop(pod.uid, None)
         self._found[pod.uid] = _Waiting(pod, demand, nodes, now)
-        while len(self._found) > _MOST:
+        while len(self._found) > self._most:
             self._found.popitem(last=False)
 
     def over(self, uid: str) -> None:

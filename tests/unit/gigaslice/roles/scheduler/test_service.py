@@ -13,7 +13,6 @@ from gigaslice.core.cluster.demand import PodDemand
 from gigaslice.core.cluster.names import INVENTORY
 from gigaslice.core.cluster.refusal import RefusalReason
 from gigaslice.kubeapi.client import KubeClient
-from gigaslice.roles.scheduler import service as service_module
 from gigaslice.roles.scheduler.service import SchedulerService
 from gigaslice.roles.scheduler.settings import SchedulerSettings
 from tests.fakes.kubeapi import ApiServer
@@ -25,7 +24,12 @@ def service() -> Iterator[SchedulerService]:
     """One that has seen everything, and whose watches run."""
 
     async def made() -> SchedulerService:
-        found = SchedulerService(SchedulerSettings(listen_address=("127.0.0.1", 0)), None)  # type: ignore[arg-type]
+        found = SchedulerService(
+            SchedulerSettings(listen_address=("127.0.0.1", 0)),
+            None,  # type: ignore[arg-type]
+            wake_seconds=0.01,
+            wake_patience=0.0,
+        )
         for one in (found.nodes, found.pods, found.classes):
             one.synced.set()
             one._watching = True
@@ -56,8 +60,6 @@ def test_what_the_api_server_refuses_is_the_reason(service: SchedulerService, re
 def test_pods_are_handed_back_only_while_it_can_answer(
     service: SchedulerService, ready: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(service_module, "_WAKE_SECONDS", 0.01)
-    monkeypatch.setattr(service_module, "_PATIENCE_SECONDS", 0.0)
     woken: list[str] = []
     waits = pod("p", container(slices=1))
     monkeypatch.setattr(service, "unready", lambda: None if ready else "not yet")

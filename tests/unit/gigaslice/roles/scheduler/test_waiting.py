@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from gigaslice.core.cluster.refusal import Refusal, RefusalReason
 from gigaslice.core.cluster.state import ClusterState
 from gigaslice.core.model import Pod
-from gigaslice.roles.scheduler import waiting
 from gigaslice.roles.scheduler.waiting import RefusedPods
 from tests.unit.gigaslice.core.cluster.clusters import container, demand, pod
 
@@ -96,9 +93,8 @@ def test_an_impossible_request_waits_for_a_class():
     assert due(pods, 1.0, 1000.0) == []
 
 
-def test_too_many_are_not_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(waiting, "_MOST", 3)
-    pods = RefusedPods()
+def test_too_many_are_not_kept():
+    pods = RefusedPods(most=3)
     for uid in ("a", "b", "c", "a", "d"):
         refused(pods, asking(uid), 0.0)
     assert len(pods) == 3 and "b" not in pods, "a was refused again, b is the oldest"
