@@ -15,9 +15,6 @@ from gigaslice.core.cluster.state import ClusterState
 
 __all__ = ["victims"]
 
-_MOST_TRIES = 1000
-"""Sets tried before a good one is taken for the best; enough for a dozen pods on the GPUs of a node."""
-
 _Fits = Callable[[frozenset[str]], bool]
 
 
@@ -33,6 +30,7 @@ def victims(
     *,
     candidates: Collection[str] | None = None,
     required: Collection[str] = (),
+    most_tries: int = 1000,
 ) -> tuple[str, ...] | None:
     """Returns the UIDs of the pods to be evicted, none where the pod fits at once; None where no eviction helps.
 
@@ -43,6 +41,7 @@ def victims(
         priority: Of the preempting pod. Only pods of a lower one are evicted.
         candidates: The pods that may be evicted; None for all with a lower priority.
         required: Pods that go in any case, such as those that kube-scheduler chose and that hold no GPU.
+        most_tries: Sets tried before a good one is taken for the best; enough for a dozen pods on the GPUs of a node.
     """
     gone = frozenset(required)
     slices: dict[str, int] = {}
@@ -62,7 +61,7 @@ def victims(
         return state.without(gone | out).refusal(demand, node) is None
 
     def limited(out: frozenset[str]) -> bool:
-        if tries > _MOST_TRIES:
+        if tries > most_tries:
             raise _TooManySetsError
         return fits(out)
 

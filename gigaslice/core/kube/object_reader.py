@@ -36,7 +36,6 @@ _MOST_BEYOND = 192 << 10  # that a value may have beyond its bound: one long str
 _LONGEST = (
     16 << 20
 )  # of a value as it is written: etcd takes 1.5 MiB, and writing makes six characters of some
-_AT_ONCE = 64 << 10  # a value of which that much has come and all is there is decoded with all that is in it
 _MOST_KEY = 1024
 _MOST_SCALAR = 64
 
@@ -69,6 +68,7 @@ class ObjectReader:
         items: The field of the outermost object whose entries are the values; empty: the outermost values are.
         envelope: What else is kept of the object that has the items.
         most: Bytes that are kept of one value, more or less.
+        at_once: A value that is there as a whole and has no more bytes is decoded with all that is in it.
     """
 
     def __init__(
@@ -79,12 +79,14 @@ class ObjectReader:
         items: str = "",
         envelope: Outline = PRESENCE,
         most: int = _MOST_BYTES,
+        at_once: int = 64 << 10,
     ) -> None:
         self.envelope: Any = None
         """The object that has the items, once it has ended."""
         self._outline, self._essential = outline, essential
         self._items, self._envelope = items, envelope
         self._most = most
+        self._at_once = at_once
         self._text, self._at = b"", 0  # what has come and is not read to its end, and up to where it is
         self._kept = bytearray()
         self._around = bytearray()  # what is kept of the object that has the items, while they are read
@@ -135,7 +137,7 @@ class ObjectReader:
     def _whole_value(self) -> _Steps[None]:
         """Reads a value as a document by itself."""
         byte = yield from self._next()
-        piece = self._text[self._at : self._at + _AT_ONCE]
+        piece = self._text[self._at : self._at + self._at_once]
         if byte == _OBJECT and (first := read_first(piece)) is not None:
             self._at += first[1]
             yield Document(first[0], True)

@@ -8,7 +8,6 @@ from itertools import chain, combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import gigaslice.core.cluster.preempt as module
 from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.preempt import victims
 from gigaslice.core.cluster.state import ClusterState
@@ -72,13 +71,12 @@ def test_what_is_not_bound_or_not_known_stays() -> None:
     assert of(state) is None
 
 
-def test_too_many_sets_still_spare_what_can_be_spared(monkeypatch) -> None:
+def test_too_many_sets_still_spare_what_can_be_spared() -> None:
     pods = [(f"p{number:02}", number % 3, [(number % 2, 1)]) for number in range(32)]
     state = a_state(*pods)
     exact = of(state)
     assert exact is not None and len(exact) == 8
-    monkeypatch.setattr(module, "_MOST_TRIES", 3)
-    found = of(state)
+    found = of(state, most_tries=3)
     assert found is not None
     assert state.without(found).refusal(demand(state, EIGHT), "a") is None
     assert all(state.without(set(found) - {one}).refusal(demand(state, EIGHT), "a") for one in found)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigaslice.core.kube import object_reader
 from gigaslice.core.kube.object_reader import ANY, PRESENCE, Document, ObjectReader
 
 OUTLINE = {"a": {ANY: PRESENCE, "c": None}, "b": {"a": {"b": PRESENCE}}}
@@ -50,12 +49,9 @@ def written(value, spaces):
 @settings(max_examples=150, deadline=None)
 @given(st.lists(VALUES, max_size=4), st.integers(1, 40), st.booleans())
 def test_values_come_one_by_one_with_what_is_kept_of_them_however_they_are_cut(values, size, spaces):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(object_reader, "_AT_ONCE", 0)
-        text = b"\n".join(written(value, spaces) for value in values)
-        assert read(ObjectReader(OUTLINE), text, size) == [
-            Document(kept(value, OUTLINE), True) for value in values
-        ]
+    text = b"\n".join(written(value, spaces) for value in values)
+    documents = read(ObjectReader(OUTLINE, at_once=0), text, size)
+    assert documents == [Document(kept(value, OUTLINE), True) for value in values]
 
 
 @settings(max_examples=100, deadline=None)
@@ -63,13 +59,11 @@ def test_values_come_one_by_one_with_what_is_kept_of_them_however_they_are_cut(v
 def test_the_entries_of_a_list_come_one_by_one_and_the_object_around_them_at_last(
     items, one, other, size, spaces
 ):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(object_reader, "_AT_ONCE", 0)
-        around = {"a": one, "items": items, "c": other, "d": other}
-        reader = ObjectReader(OUTLINE, items="items", envelope=ENVELOPE)
-        documents = read(reader, written(around, spaces), size)
-        assert documents == [Document(kept(item, OUTLINE), True) for item in items]
-        assert reader.envelope == kept(around, {**ENVELOPE, "items": PRESENCE}) | {"items": []}
+    around = {"a": one, "items": items, "c": other, "d": other}
+    reader = ObjectReader(OUTLINE, items="items", envelope=ENVELOPE, at_once=0)
+    documents = read(reader, written(around, spaces), size)
+    assert documents == [Document(kept(item, OUTLINE), True) for item in items]
+    assert reader.envelope == kept(around, {**ENVELOPE, "items": PRESENCE}) | {"items": []}
 
 
 @settings(max_examples=100, deadline=None)
