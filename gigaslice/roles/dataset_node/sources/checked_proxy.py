@@ -30,7 +30,6 @@ from gigaslice.runtime.logs import get_logger
 __all__ = ["CheckedProxy", "ProxyPass", "checked_proxy"]
 
 _CONNECT_SECONDS = 10.0
-_HEAD_SECONDS = 10.0  # of the first request: until then nobody has shown a pass
 _MOST_HEAD = 64 << 10
 _MOST_UNKNOWN = 64  # connections at a time that have not shown a pass
 _PAUSE = 0.2
@@ -74,7 +73,9 @@ class _Request:
 class CheckedProxy:
     """Listens on a port of the loopback address from `start` on, in threads that do not keep the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, head_seconds: float = 10.0) -> None:
+        """HEAD_SECONDS: for the first request of a connection, which until then has shown no pass."""
+        self._head_seconds = head_seconds
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self._passes: dict[bytes, ProxyPass] = {}
         self._unknown = threading.Semaphore(_MOST_UNKNOWN)
@@ -126,7 +127,7 @@ class CheckedProxy:
                 received = bytearray()
                 try:
                     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    request = _parse(_head(client, received, time.monotonic() + _HEAD_SECONDS))
+                    request = _parse(_head(client, received, time.monotonic() + self._head_seconds))
                     given = self._pass_of(request)
                 finally:
                     self._unknown.release()

@@ -35,7 +35,7 @@ __all__ = ["FAILURES", "ObjectStores", "object_stores"]
 FAILURES = (exceptions.BaseError, LibraryPanicError, ValueError)
 """What calls of obstore raise, within `panics_raised`: `ObjectStores.failure` knows what each means."""
 
-_CONNECT, _SILENCE, _REQUEST = timedelta(seconds=10), timedelta(seconds=30), timedelta(minutes=10)
+_CONNECT, _REQUEST = timedelta(seconds=10), timedelta(minutes=10)
 _TRIED_FOR = timedelta(seconds=90)
 _WRITTEN = timedelta(minutes=30)  # one request; of a part of 840 MiB at half a MiB a second
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -148,13 +148,16 @@ class ObjectStores:
         )
 
 
-def object_stores(spec: SourceSpec, credentials: Credentials, *, local: bool) -> ObjectStores:
+def object_stores(
+    spec: SourceSpec, credentials: Credentials, *, local: bool, silence: timedelta = timedelta(seconds=30)
+) -> ObjectStores:
     """The clients of an effective SPEC of kind s3, gs or az. Blocking: names are resolved.
 
     Args:
         spec: What they are of.
         credentials: Of the volume's Secret.
         local: Whether the endpoint may be at an address of the node.
+        silence: After that long without a byte a read is given up.
 
     Raises:
         RequestError: Options or credentials that contradict each other.
@@ -183,7 +186,7 @@ def object_stores(spec: SourceSpec, credentials: Credentials, *, local: bool) ->
         client: dict[str, Any] = {
             "allow_http": parts.scheme == "http",
             "connect_timeout": _CONNECT,
-            "read_timeout": _WRITTEN if writing else _SILENCE,
+            "read_timeout": _WRITTEN if writing else silence,
             "timeout": _WRITTEN if writing else _REQUEST,
             "user_agent": "gigaslice",
         }

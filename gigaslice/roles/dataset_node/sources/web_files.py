@@ -22,7 +22,6 @@ from gigaslice.roles.dataset_node.sources.web_index import index_entries
 
 __all__ = ["WebSource", "read_range", "version_of"]
 
-_INDEX_BYTES = 1 << 30
 _HEADS = 32
 _ETAG = ('"', 'W/"')
 _Entries = list[Entry]
@@ -36,10 +35,17 @@ class WebSource:
         path: The path of the address, unquoted, without a last "/".
         index: Name of the index file; the address is one file where the server has none of that name.
         parallel: How many reads at once.
+        index_bytes: A longer index is refused.
     """
 
     def __init__(
-        self, client: HttpClient, path: str, *, index: str = "index.json", parallel: int = 64
+        self,
+        client: HttpClient,
+        path: str,
+        *,
+        index: str = "index.json",
+        parallel: int = 64,
+        index_bytes: int = 1 << 30,
     ) -> None:
         self.parallel = parallel
         self.image = None
@@ -47,6 +53,7 @@ class WebSource:
         self._client = client
         self._base = quote(path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
         self._index = index
+        self._index_bytes = index_bytes
         self._single = b""
         self._etags: dict[bytes, str] = {}  # of files that are read by several ranges
 
@@ -68,7 +75,8 @@ class WebSource:
         where = f"{self._base}/{quote(self._index)}"
         with self._client.request(where) as answer:
             if answer.status == 200:
-                entries = list(index_entries(_document(self._client, answer), where, limits))
+                document = _document(self._client, answer, self._index_bytes)
+                entries = list(index_entries(document, where, limits))
                 return Listing.of(self._versions(entries, stop), limits)
             if answer.status not in (400, 403, 404, 405, 410):
                 raise self._client.failure(answer, where)
@@ -228,14 +236,14 @@ def version_of(answer: HttpResponse, size: int) -> str:
     return answer.header("ETag") or f"{size}:{answer.header('Last-Modified')}"
 
 
-def _document(client: HttpClient, answer: HttpResponse) -> Iterator[bytes]:
-    if answer.length is not None and answer.length > _INDEX_BYTES:
-        raise ListingError(f"the index has {answer.length} bytes; at most {_INDEX_BYTES} are read")
+def _document(client: HttpClient, answer: HttpResponse, most: int) -> Iterator[bytes]:
+    if answer.length is not None and answer.length > most:
+        raise ListingError(f"the index has {answer.length} bytes; at most {most} are read")
     count = 0
-    for data in client.body(answer, answer.length if answer.length is not None else _INDEX_BYTES):
+    for data in client.body(answer, answer.length if answer.length is not None else most):
         count += len(data)
-        if count > _INDEX_BYTES:
-            raise ListingError(f"the index has more than {_INDEX_BYTES} bytes; prepare a pack instead")
+        if count > most:
+            raise ListingError(f"the index has more than {most} bytes; prepare a pack instead")
         yield bytes(data)
     if answer.length is not None and count != answer.length:
         raise SourceError(f"{client.base.netloc} ended the index early", retry=True)

@@ -17,7 +17,6 @@ from gigaslice.core.text import plain
 
 __all__ = ["index_entries"]
 
-_ELEMENT = 32 << 10  # characters; a path has 4095 bytes at most
 _SPACE = " \t\r\n"
 _CHECK = 4096
 
@@ -29,7 +28,9 @@ class _IndexSyntaxError(Exception):
 class _JsonScanner:
     """The document's text, of which a little more than one element is in memory."""
 
-    def __init__(self, pieces: Iterable[bytes]) -> None:
+    def __init__(self, pieces: Iterable[bytes], longest: int) -> None:
+        """PIECES: of the document. LONGEST: characters of an element."""
+        self._longest = longest
         self._pieces = iter(pieces)
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._decode = json.JSONDecoder().raw_decode
@@ -42,7 +43,7 @@ class _JsonScanner:
         if self._ended:
             return False
         pieces, size = [], 0
-        while size < _ELEMENT and not self._ended:
+        while size < self._longest and not self._ended:
             piece = next(self._pieces, None)
             self._ended = piece is None
             pieces.append(piece or b"")
@@ -72,7 +73,7 @@ class _JsonScanner:
     def value(self) -> Any:
         """The next value. Raises _OddError."""
         self.next()
-        while len(self._text) - self._at < 2 * _ELEMENT and self._more():
+        while len(self._text) - self._at < 2 * self._longest and self._more():
             pass
         short = self._text[self._at : self._at + 512]
         try:
@@ -80,16 +81,16 @@ class _JsonScanner:
             if end == len(short):
                 raise ValueError  # a number that may go on
         except ValueError:
-            value, end = self._decode(self._text[self._at : self._at + _ELEMENT])
+            value, end = self._decode(self._text[self._at : self._at + self._longest])
         self._at += end
         return value
 
     def objects(self) -> list[Any]:
         """The next elements of an array, of which there is one at least: many at once where they are plain objects."""
         self.next()
-        while len(self._text) - self._at < 2 * _ELEMENT and self._more():
+        while len(self._text) - self._at < 2 * self._longest and self._more():
             pass
-        end = self._text.rfind("},", self._at, self._at + _ELEMENT) + 1
+        end = self._text.rfind("},", self._at, self._at + self._longest) + 1
         if end > 0:
             try:
                 objects: list[Any] = json.loads(f"[{self._text[self._at : end]}]")
@@ -101,13 +102,16 @@ class _JsonScanner:
         return [self.value()]
 
 
-def index_entries(pieces: Iterable[bytes], where: str, limits: Limits) -> Iterator[Entry]:
+def index_entries(
+    pieces: Iterable[bytes], where: str, limits: Limits, *, longest: int = 32 << 10
+) -> Iterator[Entry]:
     """The files of an index.
 
     Args:
         pieces: The document.
         where: What it is called in texts.
         limits: Of the listing.
+        longest: Characters that one element may have; a path has 4095 bytes at most.
 
     Raises:
         ListingError: It is no index, or larger than LIMITS allow.
@@ -115,7 +119,7 @@ def index_entries(pieces: Iterable[bytes], where: str, limits: Limits) -> Iterat
     """
     count = text = 0
     try:
-        for element in _elements(_JsonScanner(pieces)):
+        for element in _elements(_JsonScanner(pieces, longest)):
             entry = _entry(element)
             count += 1
             text += len(entry.path) + len(entry.version)

@@ -105,11 +105,8 @@ def test_the_memory_of_an_upload_is_bounded(tmp_path: Path) -> None:
     assert int(done.stdout) * 1024 < 80 * MIB, "much more than the parts that are sent at once"
 
 
-def test_a_server_may_be_silent_while_it_takes_a_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_may_be_silent_while_it_takes_a_part(tmp_path: Path) -> None:
     """The silence that ends a read would end every part that takes longer, again and again."""
-    monkeypatch.setattr(object_stores, "_SILENCE", timedelta(seconds=0.2))
     server = HostileFiles()
     asked = bucket(server)
     take = server.trick
@@ -122,7 +119,8 @@ def test_a_server_may_be_silent_while_it_takes_a_part(
     server.trick = slowly
     try:
         spec = SourceSpec.parse("s3://packs/x", {"endpoint": f"http://127.0.0.1:{server.port}"})
-        stores = object_stores.object_stores(spec, Credentials({}), local=True)
+        silence = timedelta(seconds=0.2)
+        stores = object_stores.object_stores(spec, Credentials({}), local=True, silence=silence)
         ObjectStoreTarget(stores, spec, tmp_path)._put("name", b"data")
     finally:
         server.close()

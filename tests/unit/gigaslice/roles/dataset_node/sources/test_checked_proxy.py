@@ -40,9 +40,14 @@ class Listener:
 
 
 @pytest.fixture
-def proxy(monkeypatch):
+def head_seconds():
+    return 10.0
+
+
+@pytest.fixture
+def proxy(monkeypatch, head_seconds):
     monkeypatch.setattr(addresses, "_is_local", lambda address: address != SERVER)
-    made = CheckedProxy()
+    made = CheckedProxy(head_seconds)
     made.start()
     yield made
     made.close()
@@ -212,8 +217,8 @@ def test_what_is_no_request_ends_the_connection_and_nothing_else(proxy, text):
     assert asked(proxy, "CONNECT a:1 HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 407 ")
 
 
-def test_silent_connections_of_others_are_bounded_and_end(proxy, monkeypatch):
-    monkeypatch.setattr(checked_proxy, "_HEAD_SECONDS", 0.5)
+@pytest.mark.parametrize("head_seconds", [0.5])
+def test_silent_connections_of_others_are_bounded_and_end(proxy):
     silent = [connected(proxy) for _ in range(checked_proxy._MOST_UNKNOWN + 20)]
     try:
         for one in silent:

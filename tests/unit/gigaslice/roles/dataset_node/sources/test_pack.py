@@ -16,7 +16,6 @@ from gigaslice.core.dataset.pack_manifest import MANIFEST_NAME, PackManifest, Pa
 from gigaslice.core.dataset.source_spec import SourceSpec
 from gigaslice.roles.dataset_node.fetching.engine import fetch
 from gigaslice.roles.dataset_node.fetching.fetch_limits import FetchLimits
-from gigaslice.roles.dataset_node.sources import pack as reading
 from gigaslice.roles.dataset_node.sources.http_client import HttpClient
 from gigaslice.roles.dataset_node.sources.opening import OpenedSource
 from gigaslice.roles.dataset_node.sources.posix import PosixSource
@@ -237,7 +236,8 @@ def test_a_listing_is_tried_again(tmp_path, monkeypatch):
     assert len(times) == 5
 
 
-def test_a_listing_that_is_too_large_is_not_read(pack, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "_MOST_LISTING", 10)
-    with pytest.raises(ListingError, match="may have 10; split the dataset"):
+def test_a_listing_that_is_too_large_is_not_read(pack, tmp_path):
+    os.truncate(pack / "a.listing", size := (256 << 20) + 1)
+    change(pack, listing__size=size)
+    with pytest.raises(ListingError, match=f"has {size} bytes, and may have {256 << 20}; split the dataset"):
         fetched(opened(PosixSource(pack)), tmp_path)

@@ -13,7 +13,6 @@ from gigaslice.core.dataset.errors import ListingError, SourceError
 from gigaslice.roles.dataset_node.fetching import engine
 from gigaslice.roles.dataset_node.fetching.engine import fetch
 from gigaslice.roles.dataset_node.fetching.fetch_limits import FetchLimits
-from gigaslice.roles.dataset_node.sources import web_files
 from gigaslice.roles.dataset_node.sources.http_client import HttpClient
 from gigaslice.roles.dataset_node.sources.protocol import SourceBusyError
 from gigaslice.roles.dataset_node.sources.web_files import WebSource
@@ -31,11 +30,11 @@ def server():
     found.close()
 
 
-def source_of(server, *, seconds=1.0, local=True, headers=None, path="/data"):
+def source_of(server, *, seconds=1.0, local=True, headers=None, path="/data", **bounds):
     client = HttpClient(
         urlsplit(f"http://127.0.0.1:{server.port}"), headers or {}, local=local, seconds=seconds
     )
-    return WebSource(client, path)
+    return WebSource(client, path, **bounds)
 
 
 def using(server, work, **options):
@@ -407,8 +406,7 @@ def test_ranges_of_one_file_are_of_one_version_though_an_index_says_another(serv
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_an_index_that_is_too_long_is_refused_whether_its_length_is_said_or_not(server, monkeypatch, said):
-    monkeypatch.setattr(web_files, "_INDEX_BYTES", 100)
+def test_an_index_that_is_too_long_is_refused_whether_its_length_is_said_or_not(server, said):
     body = server.files["/data/index.json"]
 
     def chunked(path, handler):
@@ -423,4 +421,4 @@ def test_an_index_that_is_too_long_is_refused_whether_its_length_is_said_or_not(
 
     server.trick = chunked
     with pytest.raises(ListingError, match="100"):
-        listed(server)
+        listed(server, index_bytes=100)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from gigaslice.core.dataset.errors import ListingError
 from gigaslice.core.dataset.listing import Limits
-from gigaslice.roles.dataset_node.sources import web_index
 from gigaslice.roles.dataset_node.sources.web_index import index_entries
 
 NAMES = st.text(st.characters(blacklist_categories=("Cs",)) | st.sampled_from('},]"[{\\'), max_size=20)
@@ -25,9 +24,10 @@ OTHER = st.recursive(
 )
 
 
-def read(document, size):
+def read(document, size, **bounds):
     pieces = [document[at : at + size] for at in range(0, len(document), size)]
-    return [(one.path.decode(), one.size, one.version) for one in index_entries(pieces, "x", Limits())]
+    entries = index_entries(pieces, "x", Limits(), **bounds)
+    return [(one.path.decode(), one.size, one.version) for one in entries]
 
 
 @given(
@@ -46,10 +46,9 @@ def test_it_has_the_entries_of_the_document(files, others, ascii_only, data):
     assert found == [(one["path"], one["size"], one.get("version", "")) for one in files]
 
 
-def test_elements_over_several_windows(monkeypatch):
-    monkeypatch.setattr(web_index, "_ELEMENT", 600)
+def test_elements_over_several_windows():
     files = [{"path": f"{'a' * (number % 200)}}},{number}", "size": number} for number in range(500)]
-    assert len(read(json.dumps({"files": files}).encode(), 100)) == 500
+    assert len(read(json.dumps({"files": files}).encode(), 100, longest=600)) == 500
 
 
 @pytest.mark.parametrize(
