@@ -31,7 +31,6 @@ _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND = 1, 2, 4, 8, 32, 4096
 _DETACH, _NOFOLLOW = 2, 8
 _MOUNT_SECONDS = 60.0
 _HELPERS = {"nfs": "nfs-common", "nfs4": "nfs-common", "ceph": "ceph-common"}
-_HELPER_DIRECTORIES = ("/sbin", "/usr/sbin")
 _MOST_SAID = 400
 _PROTECTED = _RDONLY | _NOSUID | _NODEV
 
@@ -48,9 +47,10 @@ _REMEDIES = {
 
 
 class LinuxMounts:
-    """The mounts of this process's mount namespace."""
+    """The mounts of this process's mount namespace. HELPERS: where mount(8) looks for its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, helpers: Sequence[Path] = (Path("/sbin"), Path("/usr/sbin"))) -> None:
+        self._helpers = helpers
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     @property
@@ -143,7 +143,7 @@ class LinuxMounts:
             ) from error
         if done.returncode != 0:
             message = _error_message(done.stderr) or f"exit code {done.returncode}"
-            if kind in _HELPERS and not _has_helper(kind):
+            if kind in _HELPERS and not any(Path(where, f"mount.{kind}").exists() for where in self._helpers):
                 package = _HELPERS[kind]
                 message = (
                     f"mount.{kind} is missing; add the package {package} to the service's image ({message})"
@@ -175,10 +175,6 @@ def _error_message(stderr: bytes) -> str:
     """What mount(8) and its helper say, on one line: the reason may be in the first or in the last one."""
     lines = (plain(line.strip()) for line in stderr.decode("utf-8", "replace").splitlines())
     return "; ".join(line for line in lines if line and not line.startswith("dmesg(1)"))[:_MOST_SAID]
-
-
-def _has_helper(kind: str) -> bool:
-    return any(Path(where, f"mount.{kind}").exists() for where in _HELPER_DIRECTORIES)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,6 @@ from gigaslice.runtime.logs import get_logger
 
 __all__ = ["KernelMounts", "checked_servers", "nfs_options"]
 
-_RDMA_DEVICES = Path("/sys/class/infiniband")
 _RDMA_PORT = "20049"
 _FLAGS = frozenset(("hard", "soft", "nolock", "noatime", "flock", "noflock", "localflock"))
 _VALUE = re.compile(r"[A-Za-z0-9._:/@\[\]-]{1,128}")
@@ -41,10 +40,19 @@ class KernelMounts:
         mounts: The node's.
         root: A directory of ours; each mount is a directory in it.
         local: Whether servers may be at addresses of the node.
+        rdma_devices: Where the kernel shows them.
     """
 
-    def __init__(self, mounts: Mounts, root: Path, *, local: bool) -> None:
+    def __init__(
+        self,
+        mounts: Mounts,
+        root: Path,
+        *,
+        local: bool,
+        rdma_devices: Path = Path("/sys/class/infiniband"),
+    ) -> None:
         self._local = local
+        self._rdma_devices = rdma_devices
         self._mounts = mounts
         self._root = root
         self._locks = KeyedLocks()  # one for each mount: a server that is gone holds up its own alone
@@ -106,7 +114,11 @@ class KernelMounts:
                 f"{where} cannot be made: {error.strerror}; look after the state directory"
             ) from None
         servers = spec.server if self._local else checked_servers(spec)
-        with _arguments(spec, servers, credentials, rdma=_has_rdma()) as (kind, source, attempts):
+        with _arguments(spec, servers, credentials, rdma=_has_any(self._rdma_devices)) as (
+            kind,
+            source,
+            attempts,
+        ):
             failure: MountError | None = None
             for options in attempts:
                 try:
@@ -124,9 +136,9 @@ class KernelMounts:
         raise SourceError(f"{spec.canonical} is not mounted: {failure}", retry=True)
 
 
-def _has_rdma() -> bool:
+def _has_any(directory: Path) -> bool:
     try:
-        return any(_RDMA_DEVICES.iterdir())
+        return any(directory.iterdir())
     except OSError:
         return False
 

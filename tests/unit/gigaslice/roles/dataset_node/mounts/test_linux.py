@@ -26,9 +26,8 @@ def failing(tmp_path, monkeypatch):
         for one in helpers:
             (tmp_path / one).touch()
         monkeypatch.setenv("PATH", str(tmp_path))
-        monkeypatch.setattr(linux, "_HELPER_DIRECTORIES", (str(tmp_path),))
         with pytest.raises(MountError) as caught:
-            linux.LinuxMounts().network(kind, "server:/export", tmp_path / "where", ())
+            linux.LinuxMounts(helpers=(tmp_path,)).network(kind, "server:/export", tmp_path / "where", ())
         return str(caught.value)
 
     return mount

@@ -12,7 +12,6 @@ import pytest
 from gigaslice.core.dataset.errors import RequestError, SourceError
 from gigaslice.core.dataset.source_spec import SourceSpec
 from gigaslice.roles.dataset_node.mounts import MountEntry, MountError
-from gigaslice.roles.dataset_node.sources import kernel_mounts
 from gigaslice.roles.dataset_node.sources.credentials import Credentials
 from gigaslice.roles.dataset_node.sources.kernel_mounts import KernelMounts, nfs_options
 from gigaslice.roles.dataset_node.sources.opening import open_source
@@ -49,9 +48,9 @@ def mounts():
     return RecordedMounts()
 
 
-def opened(mounts, root, text, options=None, credentials=None):
+def opened(mounts, root, text, options=None, credentials=None, **places):
     async def run():
-        made = KernelMounts(mounts, root, local=True)
+        made = KernelMounts(mounts, root, local=True, **places)
         sources = [
             await open_source(SourceSpec.parse(text, options or {}), credentials or {}, mounts=made)
             for _ in range(2)
@@ -134,11 +133,11 @@ def test_rdma_is_used_where_it_is_asked_for_and_there():
         nfs_options(SourceSpec.parse("nfs://server/x", {"proto": "udp"}), rdma=True)
 
 
-def test_without_an_answer_over_rdma_it_is_tcp(mounts, tmp_path, monkeypatch):
+def test_without_an_answer_over_rdma_it_is_tcp(mounts, tmp_path):
     (tmp_path / "infiniband/mlx5_0").mkdir(parents=True)
-    monkeypatch.setattr(kernel_mounts, "_RDMA_DEVICES", tmp_path / "infiniband")
     mounts.refuse = lambda options: "proto=rdma" in options
-    opened(mounts, tmp_path / "m", "nfs://server/x", {"proto": "rdma"})
+    devices = tmp_path / "infiniband"
+    opened(mounts, tmp_path / "m", "nfs://server/x", {"proto": "rdma"}, rdma_devices=devices)
     assert [options[0] for _, _, options in mounts.calls] == ["proto=rdma", "proto=tcp"]
 
 
