@@ -31,7 +31,11 @@ def library_path() -> Path:
 
     Raises LibraryMissingError.
     """
-    candidates = (_PACKAGE / "_lib" / "libvcuda.so", _PACKAGE.parent / "build" / "libvcuda.so")
+    return _library_of(_PACKAGE)
+
+
+def _library_of(package: Path) -> Path:
+    candidates = (package / "_lib" / "libvcuda.so", package.parent / "build" / "libvcuda.so")
     for candidate in candidates:
         if candidate.is_file():
             return candidate

@@ -16,6 +16,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from vcuda import contract, install
@@ -26,15 +27,16 @@ _NAME = "libvcuda.so"
 _FOLDERS = (".", "lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
 
 
-def entry_for(library: Path, directory: Path) -> Path:
+def entry_for(library: Path, directory: Path, *, folders: Sequence[str] = _FOLDERS) -> Path:
     """What to write into LD_PRELOAD for LIBRARY, with the links in DIRECTORY.
 
     The loader runs code from DIRECTORY: no other user may write there, or change any part of its path.
+    FOLDERS: what loaders may put for ``$LIB``.
     """
     links = directory / contract.PRELOAD_LINKS
     entry = links / "$LIB" / _NAME
     try:
-        for folder in _FOLDERS:
+        for folder in folders:
             (links / folder).mkdir(mode=0o755, parents=True, exist_ok=True)
             _link(links / folder / _NAME, library)
     except OSError:

@@ -123,14 +123,13 @@ def test_this_installation_has_a_library() -> None:
     assert vcuda.library_path().read_bytes()[:4] == b"\x7fELF"
 
 
-def test_no_library_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "_PACKAGE", tmp_path / "vcuda")
+def test_no_library_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(errors.LibraryMissingError, match="make native"):
-        install.library_path()
+        install._library_of(tmp_path / "vcuda")
     for inside in ("build", "vcuda/_lib"):  # a wheel's own library comes before a build directory
         (tmp_path / inside).mkdir(parents=True)
         (tmp_path / inside / "libvcuda.so").touch()
-        assert install.library_path() == tmp_path / inside / "libvcuda.so"
+        assert install._library_of(tmp_path / "vcuda") == tmp_path / inside / "libvcuda.so"
 
 
 def test_what_every_user_can_read(tmp_path: Path) -> None:

@@ -63,12 +63,10 @@ def test_a_directory_is_shared_and_a_new_library_takes_the_old_ones_place(tmp_pa
 
 
 @pytest.mark.parametrize("trouble", ["closed", "unfound"])
-def test_otherwise_it_is_the_library_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
-) -> None:
+def test_otherwise_it_is_the_library_itself(tmp_path: Path, trouble: str) -> None:
     """Better a program of musl that does not start than a limit that does not hold."""
     if trouble == "closed":
         (tmp_path / "preload").touch()
+        assert preload.entry_for(LIBRARY, tmp_path) == LIBRARY
     else:
-        monkeypatch.setattr(preload, "_FOLDERS", ("usr-lib-of-another",))
-    assert preload.entry_for(LIBRARY, tmp_path) == LIBRARY
+        assert preload.entry_for(LIBRARY, tmp_path, folders=("usr-lib-of-another",)) == LIBRARY
