@@ -28,7 +28,6 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 NEEDED = ("etcd", "kube-apiserver", "kube-scheduler")
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
-_STORAGE_SECONDS = 30.0  # for a definition to be served
 _PLURALS = {"NetworkPolicy": "networkpolicies", "ResourceClass": "resourceclasses"}
 _CLUSTER_SCOPED = {
     "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Namespace", "Node", "ResourceClass",
@@ -59,17 +58,18 @@ class Refused(Exception):  # noqa: N818  (an answer that tests are after)
 
 @dataclass(slots=True)
 class Api:
-    """Requests as one user. warnings: of the last answer."""
+    """Requests as one user. warnings: of the last answer. storage_seconds: for a definition to be served."""
 
     port: int
     headers: Mapping[str, str]
     warnings: list[str] = field(default_factory=list)
+    storage_seconds: float = 30.0
 
     def request(
         self, method: str, path: str, body: object = None, content: str = "application/json"
     ) -> Document:
         """Raises Refused."""
-        deadline = time.monotonic() + _STORAGE_SECONDS
+        deadline = time.monotonic() + self.storage_seconds
         while True:
             status, document = self._once(method, path, body, content)
             starting = status == 429 and "storage is (re)initializing" in str(document.get("message"))

@@ -35,6 +35,5 @@ def test_any_other_refusal_is_one(monkeypatch, answer):
 
 def test_one_that_is_never_served_is_a_failure(monkeypatch):
     answered(monkeypatch, *[STARTING] * 9)
-    monkeypatch.setattr(control_plane, "_STORAGE_SECONDS", 0.0)
     with pytest.raises(Refused):
-        Api(1, {}).get("/x")
+        Api(1, {}, storage_seconds=0.0).get("/x")
