@@ -13,7 +13,7 @@ from agent.inventory.holder import GpusNow
 from agent.inventory.source import Inventory, Vitals
 from agent.persistence.store import Store
 from gigaslice.core import units
-from gigaslice.core.allocation.table import Allocation, Hold
+from gigaslice.core.allocation.table import Allocation, AllocationTable, Hold
 from gigaslice.core.deviceplugin.device_id import gpu_device_ids, whole_gpu_device_id
 from gigaslice.core.deviceplugin.lifetime import Listed, PodListing
 from gigaslice.core.deviceplugin.origin import DevicePluginOrigin, GpuTokens, with_tokens
@@ -78,6 +78,14 @@ def of_tokens(number: int, *tokens: GpuTokens, slice_bytes: int = GIB, **more: o
     values: dict[str, object] = {"id": f"{number:032x}", "created": 1700000000.5, "library": LIBRARY, **more}
     made = Allocation(number=number, holds=holds, origin=origin, **values)  # type: ignore[arg-type]
     return with_tokens(made, origin)
+
+
+def table(*allocations: Allocation) -> AllocationTable:
+    """A table with these allocations, added one after the other."""
+    result = AllocationTable()
+    for one in allocations:
+        result = result.with_allocation(one)
+    return result
 
 
 def whole_allocation(number: int, *gpus: int, slices: int = 24, **more: object) -> Allocation:

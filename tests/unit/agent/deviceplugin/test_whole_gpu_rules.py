@@ -7,12 +7,12 @@ import pytest
 from agent.deviceplugin import whole_gpu_rules
 from agent.deviceplugin.device_allocator import tokens_of
 from gigaslice.core.allocation import whole_gpus
-from gigaslice.core.allocation.table import AllocationOptions, AllocationTable
+from gigaslice.core.allocation.table import AllocationOptions
 from gigaslice.core.deviceplugin.device_id import whole_gpu_device_id
 from gigaslice.core.deviceplugin.origin import GpuTokens, plugin
 from gigaslice.core.model import Placement, Share, Topology
 from gigaslice.core.placement import Policy
-from tests.fakes.nodes import GIB, allocation, device_ids, inventory, of_tokens, uuid
+from tests.fakes.nodes import GIB, allocation, device_ids, inventory, of_tokens, table, uuid
 
 
 def given(number, *gpus, name=None, **more):
@@ -20,13 +20,6 @@ def given(number, *gpus, name=None, **more):
     tokens = [GpuTokens(uuid(n), (whole_gpu_device_id(uuid(n if name is None else name)),)) for n in gpus]
     policy = AllocationOptions(exclusive=True)
     return of_tokens(number, *tokens, slice_bytes=24 * GIB, whole=True, policy=policy, **more)
-
-
-def table(*allocations):
-    found = AllocationTable()
-    for one in allocations:
-        found = found.with_allocation(one)
-    return found
 
 
 def chosen(found, gpus, *names):

@@ -12,7 +12,7 @@ from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationOptions, AllocationTable, LiveLimit
 from gigaslice.core.deviceplugin.origin import GpuTokens, Owner, plugin
 from gigaslice.core.errors import CheckpointError, CheckpointVersionError
-from tests.fakes.nodes import GIB, LIBRARY, allocation, of_tokens, uuid
+from tests.fakes.nodes import GIB, LIBRARY, allocation, of_tokens, table, uuid
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)
 one_device_id = (
@@ -59,12 +59,10 @@ def in_order(one):
 
 @given(st.lists(allocations(), max_size=5, unique_by=(lambda one: one.id, lambda one: one.number)))
 def test_a_allocation_table_survives_the_way_through_bytes(found):
-    table = AllocationTable()
-    for one in found:
-        table = table.with_allocation(one)
-    again = CODEC.decode_table(CODEC.encode_table(table))
-    assert again.next_number == table.next_number
-    assert [in_order(one) for one in again.allocations] == [in_order(one) for one in table.allocations]
+    before = table(*found)
+    again = CODEC.decode_table(CODEC.encode_table(before))
+    assert again.next_number == before.next_number
+    assert [in_order(one) for one in again.allocations] == [in_order(one) for one in before.allocations]
 
 
 def test_a_thousand_device_ids_are_a_short_text():

@@ -4,23 +4,16 @@ import pytest
 
 from gigaslice.core.allocation import start_decision
 from gigaslice.core.allocation.consumer import ContainerRef
-from gigaslice.core.allocation.table import AllocationOptions, AllocationTable
+from gigaslice.core.allocation.table import AllocationOptions
 from gigaslice.core.deviceplugin.origin import Owner
 from gigaslice.core.model import Gpu, NodeState, Share, Topology
 from gigaslice.core.placement import Missing
-from tests.fakes.nodes import GIB, allocation, device_ids, inventory, uuid
+from tests.fakes.nodes import GIB, allocation, device_ids, inventory, table, uuid
 
 
 def node(**more):
     found = inventory(**more)
     return NodeState.build(found.gpus, found.topology)
-
-
-def table(*allocations):
-    result = AllocationTable()
-    for one in allocations:
-        result = result.with_allocation(one)
-    return result
 
 
 def lacking(found, one, used=None, **more):

@@ -3,19 +3,12 @@ from dataclasses import replace
 import pytest
 
 from gigaslice.core.allocation.consumer import ContainerRef
-from gigaslice.core.allocation.table import AllocationOptions, AllocationTable, LiveLimit
+from gigaslice.core.allocation.table import AllocationOptions, LiveLimit
 from gigaslice.core.errors import StateError
 from gigaslice.core.model import Share
-from tests.fakes.nodes import GIB, allocation, inventory, uuid
+from tests.fakes.nodes import GIB, allocation, inventory, table, uuid
 
 APP = ContainerRef("default", "p", "main")
-
-
-def table(*allocations):
-    result = AllocationTable()
-    for one in allocations:
-        result = result.with_allocation(one)
-    return result
 
 
 def test_numbers_go_up_and_are_never_used_twice():

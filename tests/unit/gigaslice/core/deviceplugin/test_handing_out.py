@@ -3,7 +3,6 @@
 import pytest
 
 from gigaslice.core.allocation.consumer import ContainerRef
-from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.deviceplugin.handing_out import (
     counted_elsewhere,
     lenders,
@@ -13,16 +12,9 @@ from gigaslice.core.deviceplugin.handing_out import (
 )
 from gigaslice.core.deviceplugin.origin import held, kept, plugin
 from gigaslice.core.model import Share
-from tests.fakes.nodes import GIB, allocation, device_ids, inventory, uuid
+from tests.fakes.nodes import GIB, allocation, device_ids, inventory, table, uuid
 
 APP = ContainerRef("default", "p", "main")
-
-
-def table(*allocations):
-    result = AllocationTable()
-    for one in allocations:
-        result = result.with_allocation(one)
-    return result
 
 
 def test_a_device_id_seen_again_ends_a_container_that_was_listed():

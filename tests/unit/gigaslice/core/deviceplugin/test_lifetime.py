@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from gigaslice.core.allocation.consumer import ContainerRef
-from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.deviceplugin.lifetime import Evidence, Listed, Liveness, PodListing, liveness
 from gigaslice.core.deviceplugin.origin import Owner, plugin
 from gigaslice.core.kube.decode import parse_pod
 from tests.fakes.kubeapi import pod_document
-from tests.fakes.nodes import allocation, device_ids
+from tests.fakes.nodes import allocation, device_ids, table
 
 ALIVE, DOUBTFUL, OVER = Liveness.ALIVE, Liveness.DOUBTFUL, Liveness.EXPIRED
 REF = ContainerRef("default", "web-0", "c0")
@@ -28,13 +27,6 @@ def pod(uid="uid-1", phase="Running", mirror=False, **more):
 
 def api(*pods):
     return {(one.namespace, one.name): one for one in pods}
-
-
-def table(*allocations):
-    made = AllocationTable()
-    for one in allocations:
-        made = made.with_allocation(one)
-    return made
 
 
 def stands(evidence, *allocations, of=0):

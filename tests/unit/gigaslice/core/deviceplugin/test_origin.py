@@ -5,20 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigaslice.core.allocation.consumer import ContainerRef
-from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.deviceplugin.origin import assign_device_ids
 from gigaslice.core.errors import StateError
 from gigaslice.core.model import Placement, Share
 from tests.fakes.nodes import all_device_ids, device_ids, inventory, uuid
 
 APP = ContainerRef("default", "p", "main")
-
-
-def table(*allocations):
-    result = AllocationTable()
-    for one in allocations:
-        result = result.with_allocation(one)
-    return result
 
 
 def test_device_ids_are_served_by_the_gpus_they_are_named_after():

@@ -21,6 +21,7 @@ from tests.fakes.nodes import (
     device_ids,
     inventory,
     of_tokens,
+    table,
     uuid,
     whole_allocation,
 )
@@ -34,13 +35,6 @@ def ref(name):
 
 def listed(name, *wanted):
     return Listed(ref(name), frozenset().union(*wanted))
-
-
-def table(*allocations):
-    result = AllocationTable()
-    for one in allocations:
-        result = result.with_allocation(one)
-    return result
 
 
 def reconcile_once(

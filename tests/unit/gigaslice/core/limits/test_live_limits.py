@@ -14,17 +14,10 @@ from gigaslice.core.deviceplugin.withheld import withheld
 from gigaslice.core.limits import live_limits
 from gigaslice.core.model import Share
 from gigaslice.core.model.node import NodeState
-from tests.fakes.nodes import GIB, all_device_ids, allocation, device_ids, inventory, of_tokens, uuid
+from tests.fakes.nodes import GIB, all_device_ids, allocation, device_ids, inventory, of_tokens, table, uuid
 
 NODE = inventory(2, 24)
 ELASTIC = AllocationOptions(elastic=True, cores=30)
-
-
-def table(*allocations):
-    made = AllocationTable()
-    for one in allocations:
-        made = made.with_allocation(one)
-    return made
 
 
 def named(number, *held, name="", **more):
