@@ -7,6 +7,7 @@ and `library_directory` says so when that was forgotten.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +26,25 @@ def machine_file(machine: str | Path) -> Path:
     """Path of a machine: a file, or the name of one in `machines/` such as "two-24g"."""
     named = MACHINES / f"{machine}.txt"
     return named if named.exists() else Path(machine)
+
+
+def write_machine(directory: Path, *gpus: str, like: str = "", name: str = "machine", **keys: object) -> Path:
+    """Writes a machine of its own for a test, and returns its file.
+
+    Args:
+        directory: Where the file is written.
+        gpus: Text of the GPUs that have settings of their own, such as "gpu 0:\n  memory: 16GiB".
+        like: Name of the machine in `machines/` whose other settings it has.
+        name: Name of the file.
+        keys: Settings of the machine.
+    """
+    text = machine_file(like).read_text() if like else ""
+    for key in keys:
+        text = re.sub(rf"(?m)^{key}:.*\n", "", text)
+    settings = "".join(f"{key}: {value}\n" for key, value in keys.items())
+    file = directory / f"{name}.txt"
+    file.write_text(settings + text + "".join(f"{gpu}\n" for gpu in gpus))
+    return file
 
 
 def driver_env(machine: str | Path, state: Path, **extra: str) -> dict[str, str]:

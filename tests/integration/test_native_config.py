@@ -32,11 +32,6 @@ PHYSICAL = 24 * GIB
 ID = bytes(range(16))
 
 
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
-
-
 @pytest.fixture(scope="session")
 def rooted(tmp_path_factory):
     """A library whose /etc/vcuda is a directory of this session; yields (library, directory)."""

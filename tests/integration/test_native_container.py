@@ -9,15 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.native.container import Container, in_namespace, needs_root
-from tests.native.running import CLIENTS, Place, run
+from tests.native.running import CLIENTS, run
 
 WAYS = CLIENTS / "ways"
 LIMITED, UNLIMITED, REFUSED = "limited", "unlimited", "error 802"
-
-
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
 
 
 @pytest.fixture

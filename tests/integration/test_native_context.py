@@ -24,11 +24,6 @@ from tests.native.scripted import Program
 
 
 @pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
-
-
-@pytest.fixture
 def client(place):
     with place.client("1GiB") as client:
         assert client.do("init").code == SUCCESS

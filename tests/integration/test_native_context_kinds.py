@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.native.running import CONTEXT, GIB, INVALID_CONTEXT, MIB, OUT_OF_MEMORY, SUCCESS, Place
+from tests.native.running import CONTEXT, GIB, INVALID_CONTEXT, MIB, OUT_OF_MEMORY, SUCCESS
 from tests.native.scripted import Program
 
 KINDS = {
@@ -14,11 +14,6 @@ KINDS = {
     "cuVDPAUCtxCreate_v2": "cuVDPAUCtxCreate_v2({}, 0, {}, 7, c_void_p(1))",
 }
 GREEN = "cuGreenCtxCreate({}, desc, {}, 1)"
-
-
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
 
 
 @pytest.fixture

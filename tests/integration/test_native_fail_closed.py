@@ -33,11 +33,6 @@ BY_BUS = "nvmlDeviceGetHandleByPciBusId_v2"
 
 
 @pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
-
-
-@pytest.fixture
 def fail(place: Place) -> Callable[..., None]:
     """fail("cuMemAlloc_v2", 999): from now on calls of that name return 999."""
 

@@ -16,11 +16,6 @@ UNTOUCHED = 0x5555
 
 
 @pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
-
-
-@pytest.fixture
 def fail(place):
     """fail("cuMemAlloc_v2", 999): the next call of that name returns 999."""
 

@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.native.running import CONTEXT, GIB, MIB, Place, eventually
+from tests.native.running import CONTEXT, GIB, MIB, eventually
 
 UNIT = 20 * MIB
 ROOM = GIB - CONTEXT
-
-
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
 
 
 def start(program, what):

@@ -16,11 +16,6 @@ PART = 2 * MIB
 BLOCK = 512 * MIB
 
 
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
-
-
 def shared(exporter, size=BLOCK, device=0):
     """(handle, fd) of new memory that others can import."""
     code, handle = exporter(f"d.create({size}, prop({device}, handle_types=POSIX_FD))")

@@ -15,16 +15,10 @@ from tests.native.running import (
     OUT_OF_MEMORY,
     ROOT,
     SUCCESS,
-    Place,
     eventually,
 )
 
 BLOCK = 512 * MIB
-
-
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
 
 
 @pytest.fixture

@@ -8,14 +8,9 @@ import subprocess
 import pytest
 
 from tests.native.check_library import listed_symbols, shared_symbols
-from tests.native.running import CLIENTS, CONTEXT, GIB, LIBRARY, MIB, ROOT, SUCCESS, Place, run
+from tests.native.running import CLIENTS, CONTEXT, GIB, LIBRARY, MIB, ROOT, SUCCESS, run
 
 HOOKED_IN_LIBCUDA = {"cuInit in libcuda", "cuMemAlloc_v2 in libcuda", "cuGetProcAddress_v2 in libcuda"}
-
-
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
 
 
 def found(done: subprocess.CompletedProcess[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakedriver.env import write_machine
 from tests.native.running import CONTEXT, GIB, MIB, OUT_OF_MEMORY, SUCCESS, Place
 from tests.native.scripted import Program
 
@@ -90,9 +91,8 @@ MEMORY = {
 @pytest.mark.parametrize("call", MEMORY.values(), ids=MEMORY)
 def test_a_process_that_lost_its_place_is_charged_what_it_holds(tmp_path: Path, call: str) -> None:
     """It let go, so another process emptied its place; its next allocation registers all that it has."""
-    machine = tmp_path / "machine.txt"
-    machine.write_text("gpus: 1\ncontext_memory: 100MiB\nmodule_memory: 64MiB\n")
-    place, limit = Place(tmp_path, str(machine)), 2 * GIB
+    machine = write_machine(tmp_path, gpus=1, context_memory="100MiB", module_memory="64MiB")
+    place, limit = Place(tmp_path, machine), 2 * GIB
     with Program(place.env(str(limit))) as owner:
         owner.do(f"exec({LETS_GO!r}, globals())")
         owner.ready().do("keep(a=c_ulonglong(), b=c_ulonglong())")

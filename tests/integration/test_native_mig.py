@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 import vcuda
+from tests.fakedriver.env import write_machine
 from tests.native.running import CONTEXT, GIB, MIB, OUT_OF_MEMORY, ROOT, SUCCESS, Place
 from tests.native.scripted import Program
 
@@ -16,9 +17,8 @@ CODE = 64 * MIB
 
 @pytest.fixture
 def place(tmp_path):
-    machine = tmp_path / "machine.txt"
-    machine.write_text("gpus: 3\nmig: yes\ncontext_memory: 100MiB\nmodule_memory: 64MiB\n")
-    return Place(tmp_path, str(machine))
+    machine = write_machine(tmp_path, gpus=3, mig="yes", context_memory="100MiB", module_memory="64MiB")
+    return Place(tmp_path, machine)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.fakedriver.env import library_directory
+from tests.fakedriver.env import library_directory, write_machine
 from tests.native.running import (
     CONTEXT,
     GIB,
@@ -39,10 +39,9 @@ LIBRARIES = {
 
 @pytest.fixture
 def place(tmp_path):
-    machine = tmp_path / "machine.txt"
-    machine.write_text("gpus: 2\ncontext_memory: 100MiB\nmodule_memory: 64MiB\n")
     (tmp_path / "image").write_bytes(b"image")
-    return Place(tmp_path, str(machine))
+    machine = write_machine(tmp_path, gpus=2, context_memory="100MiB", module_memory="64MiB")
+    return Place(tmp_path, machine)
 
 
 @pytest.fixture
@@ -313,9 +312,7 @@ def test_a_limit_that_cannot_be_read_again_is_charged_in_full_until_it_can(start
 
 
 def test_a_heap_that_the_driver_rounds_up_and_keeps_is_charged_although_it_does_not_fit(tmp_path):
-    machine = tmp_path / "machine.txt"
-    machine.write_text("gpus: 1\ncontext_memory: 100MiB\ngranularity: 2MiB\n")
-    place = Place(tmp_path, str(machine))
+    place = Place(tmp_path, write_machine(tmp_path, gpus=1, context_memory="100MiB", granularity="2MiB"))
     with Program(place.env(str(CONTEXT + 101 * MIB))) as program:
         program.ready()
         assert set_limit(program, HEAP, 9 * MIB) == SUCCESS

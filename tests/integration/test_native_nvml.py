@@ -36,11 +36,6 @@ print(json.dumps(result))
 """
 
 
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
-
-
 def snapshot(place: Place, limit: str, python: str) -> list[dict]:
     done = place.run(python, "-c", SNAPSHOT, limit=limit)
     assert (done.returncode, done.stderr) == (0, "")

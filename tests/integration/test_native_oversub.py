@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fakedriver.env import MACHINES
+from tests.fakedriver.env import write_machine
 from tests.native import scripted
 from tests.native.running import (
     CONTEXT,
@@ -29,11 +29,6 @@ def oversubscribed(place: Place, **extra: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
-
-
-@pytest.fixture
 def client(place):
     with Client(oversubscribed(place)) as client:
         yield client.ready()
@@ -42,11 +37,7 @@ def client(place):
 @pytest.fixture
 def cuda13(tmp_path):
     """A machine whose driver has pools of managed memory."""
-    machine = tmp_path / "machine-13.txt"
-    machine.write_text(
-        (MACHINES / "two-24g.txt").read_text().replace("cuda_version: 12040", "cuda_version: 13000")
-    )
-    return Place(tmp_path, machine=str(machine))
+    return Place(tmp_path, write_machine(tmp_path, like="two-24g", name="machine-13", cuda_version=13000))
 
 
 def parts(place: Place) -> tuple[int, int]:
@@ -338,9 +329,7 @@ def test_stream_ordered_memory_from_a_managed_pool(cuda13):
 
 
 def machine_without_access(tmp_path):
-    machine = tmp_path / "no-access.txt"
-    machine.write_text("managed_access: no\n" + (MACHINES / "two-24g.txt").read_text())
-    return Place(tmp_path, machine=str(machine))
+    return Place(tmp_path, write_machine(tmp_path, like="two-24g", name="no-access", managed_access="no"))
 
 
 def test_without_concurrent_access_it_is_refused_with_a_reason(tmp_path):
@@ -431,12 +420,11 @@ def test_shares_by_gpu(place):
 
 def test_three_jobs_of_8_gib_on_a_gpu_of_16(tmp_path):
     """16 GiB of GPU and 8 GiB of host memory: what plain device memory refuses, managed memory holds."""
-    machine = tmp_path / "gpu.txt"
-    machine.write_text("context_memory: 100MiB\ngpu 0:\n  memory: 16GiB\n")
+    machine = write_machine(tmp_path, "gpu 0:\n  memory: 16GiB", context_memory="100MiB")
     jobs = []
     try:
         for i in range(3):
-            place = Place(tmp_path, machine=str(machine), settings={"VCUDA_DIR": str(tmp_path / f"job{i}")})
+            place = Place(tmp_path, machine, settings={"VCUDA_DIR": str(tmp_path / f"job{i}")})
             env = place.env() | {"VCUDA_MEMORY_LIMIT": "8GiB", "VCUDA_PHYSICAL_LIMIT": "4GiB"}
             jobs.append(Client(env).ready())
             for name in "abcdefg":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 
+from tests.fakedriver.env import write_machine
 from tests.native.running import (
     CONTEXT,
     GIB,
@@ -60,7 +62,7 @@ class Pools:
 def pools(tmp_path):
     started = []
 
-    def start(limit: str = "1GiB", machine: str = "two-24g") -> Pools:
+    def start(limit: str = "1GiB", machine: str | Path = "two-24g") -> Pools:
         started.append(Pools(Place(tmp_path, machine=machine), limit))
         return started[-1]
 
@@ -126,9 +128,7 @@ def test_a_refused_growth_is_given_back_whatever_the_pool_would_keep(pools):
 
 
 def test_chunks_of_another_size_are_learned(pools, tmp_path):
-    machine = tmp_path / "machine.txt"
-    machine.write_text("gpus: 1\npool_granularity: 2MiB\n")
-    here = pools("1GiB", str(machine))
+    here = pools("1GiB", write_machine(tmp_path, gpus=1, pool_granularity="2MiB"))
     peer = here.peer()
     before = peer("used()")
     blocks = [peer(f"take({size})") for size in (1, 3 * MIB, 5 * MIB)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakedriver.env import write_machine
 from tests.native.check_library import listed_symbols, shared_symbols
 from tests.native.running import CLIENTS, CONTEXT, GIB, MIB, OUT_OF_MEMORY, ROOT, SUCCESS, Place
 from tests.native.scripted import Program
@@ -20,17 +21,10 @@ AFTER_ALL_KNOWN = 14000
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-@pytest.fixture
 def later(tmp_path: Path) -> Place:
     """A machine with a driver of a CUDA that came after this library."""
-    machine = tmp_path / "later.txt"
-    text = (ROOT / "tests/fakedriver/machines/two-24g.txt").read_text()
-    machine.write_text(text.replace("cuda_version: 12040", f"cuda_version: {AFTER_ALL_KNOWN}"))
-    return Place(tmp_path, machine=str(machine))
+    machine = write_machine(tmp_path, like="two-24g", name="later", cuda_version=AFTER_ALL_KNOWN)
+    return Place(tmp_path, machine)
 
 
 def names() -> list[str]:

@@ -16,16 +16,10 @@ from tests.native.running import (
     MODES,
     OUT_OF_MEMORY,
     SUCCESS,
-    Place,
     eventually,
 )
 
 UNTOUCHED = 0x5555
-
-
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakedriver.env import machine_file
 from tests.native.container import Container
-from tests.native.running import GIB, LIBRARY, MIB, NOT_READY, OUT_OF_MEMORY, SUCCESS, Place
+from tests.native.running import GIB, LIBRARY, MIB, NOT_READY, OUT_OF_MEMORY, SUCCESS
 
 LEAVES = """
 import ctypes, os, sys
@@ -37,11 +37,6 @@ if code == 0:
     say(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(2 << 30)))
     say(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 20)))
 """
-
-
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.native.running import CONTEXT, MIB, SUCCESS, Place
+from tests.native.running import CONTEXT, MIB, SUCCESS
 
 PART = 2 * MIB
 MAKE = (
@@ -13,11 +13,6 @@ MAKE = (
 )
 MAP = "s.operate(d, a, s.MAP, {pool})"
 UNMAP = "s.operate(d, a, s.UNMAP)"
-
-
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(3))

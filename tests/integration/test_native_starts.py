@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.native.running import ROOT, Place
+from tests.native.running import ROOT
 
 UNINITIALIZED = 1
 ALL_REFUSED = [UNINITIALIZED] * 6
@@ -56,11 +56,6 @@ def fail(call):
 exec(sys.argv[1])
 print(json.dumps(said))
 """
-
-
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
 
 
 @pytest.fixture

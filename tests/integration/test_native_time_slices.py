@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.native import scripted
-from tests.native.running import MIB, SUCCESS, Place, eventually
+from tests.native.running import MIB, SUCCESS, eventually
 from vcuda import (
     end_time_slices,
     give_time_slice,
@@ -26,11 +26,6 @@ NOT_READY = 600
 
 SETUP = "keep(m=Handle(), f=Handle(), a=c_ulonglong(), s=Handle(), g=Handle(), x=Handle(), h=(ctypes.c_char * 4096)())"
 LAUNCH = "cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, {}, None, None)"
-
-
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
 
 
 def started(place, physical="2GiB", **extra):

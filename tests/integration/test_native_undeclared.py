@@ -13,6 +13,7 @@ import pytest
 
 import vcuda
 from agent.ledgers.undeclared import undeclared_bytes
+from tests.fakedriver.env import write_machine
 from tests.native.running import CLIENTS, CONTEXT, GIB, MIB, OUT_OF_MEMORY, ROOT, SUCCESS, Place
 from tests.native.scripted import Program
 
@@ -22,9 +23,9 @@ STALE = 0.25  # seconds after which a reading is believed no more
 
 @pytest.fixture
 def place(tmp_path):
-    machine = tmp_path / "machine.txt"
-    machine.write_text("gpus: 1\ncontext_memory: 100MiB\nmodule_memory: 64MiB\ngpu *:\n  memory: 80GiB\n")
-    return Place(tmp_path, str(machine))
+    large = "gpu *:\n  memory: 80GiB"
+    machine = write_machine(tmp_path, large, gpus=1, context_memory="100MiB", module_memory="64MiB")
+    return Place(tmp_path, machine)
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ def test_it_may_go_beyond_the_limit_and_then_nothing_more_is_allocated(start, ag
 
 
 def test_a_small_rest_is_not_counted(start, place, agent):
-    (place.directory / "machine.txt").write_text("gpus: 1\ncontext_memory: 100MiB\nmodule_memory: 2047KiB\n")
+    write_machine(place.directory, gpus=1, context_memory="100MiB", module_memory="2047KiB")
     program = start()
     program.do("grow()")
     assert program.later_free() == GIB - CONTEXT

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.native.running import CLIENTS, OUT_OF_MEMORY, SUCCESS, Place
+from tests.native.running import CLIENTS, OUT_OF_MEMORY, SUCCESS
 
 FILLED = 5
 LIBRARIES = ("dynlink.so", "dynlink-table.so", "dynlink-sealed.so", "dynlink-open.so")
@@ -20,11 +18,6 @@ for _ in range(times):
     print(d.dynlink_load(b"local"), d.dynlink_use(ctypes.c_size_t(2 << 30)), d.dynlink_use(ctypes.c_size_t(1 << 20)))
     _ctypes.dlclose(d._handle)
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
 
 
 def expected(limit: str | None) -> list[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.fakedriver.env import MACHINES
+from tests.fakedriver.env import write_machine
 from tests.native.running import CLIENTS, CONTEXT, GIB, MIB, Place
 
 VIEWS = Path(__file__).resolve().parents[1] / "native" / "clients" / "views.py"
@@ -44,13 +43,7 @@ WHOLE = 24 * GIB
 
 def place(tmp_path: Path, **keys: str) -> Place:
     """The machine two-24g with other KEYS."""
-    text = (MACHINES / "two-24g.txt").read_text()
-    for key, value in keys.items():
-        text = re.sub(rf"(?m)^{key}:.*\n", "", text)
-        text = f"{key}: {value}\n" + text
-    file = tmp_path / "machine.txt"
-    file.write_text(text)
-    return Place(tmp_path, machine=str(file))
+    return Place(tmp_path, write_machine(tmp_path, like="two-24g", **keys))
 
 
 def has_pid_namespaces() -> bool:

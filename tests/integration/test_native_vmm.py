@@ -17,16 +17,10 @@ from tests.native.running import (
     OUT_OF_MEMORY,
     ROOT,
     SUCCESS,
-    Place,
 )
 
 UNTOUCHED = 0x5555
 PART = 2 * MIB
-
-
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
 
 
 @pytest.mark.parametrize("mode", MODES)

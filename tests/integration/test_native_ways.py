@@ -17,11 +17,6 @@ SECOND_DRIVER = CLIENTS / "second" / "libcuda.so.1"
 LIMITED, UNLIMITED = "limited", "unlimited"
 
 
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
-
-
 def start(place: Place, *command: object, **extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(part) for part in command],

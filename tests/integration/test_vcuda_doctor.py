@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakedriver.env import write_machine
 from tests.fakes.command import alone, runtime
 from tests.fakes.command import environment as clean_environment
 from vcuda import doctor as doctor_module
@@ -68,9 +69,7 @@ def test_everything_is_well(doctor: Doctor, tmp_path: Path) -> None:
 
 def test_a_gpu_that_cannot_move_pages(doctor: Doctor, tmp_path: Path) -> None:
     assert levels(doctor())["host memory"] == "ok"
-    machine = tmp_path / "machine.txt"
-    text = (ROOT / "tests" / "fakedriver" / "machines" / "two-24g.txt").read_text()
-    machine.write_text("managed_access: no\n" + text)
+    machine = write_machine(tmp_path, like="two-24g", managed_access="no")
     result = doctor(FAKEDRIVER_MACHINE=str(machine), FAKEDRIVER_STATE=str(tmp_path / "other"))
     assert levels(result)["host memory"] == "warn"
     assert "GPU 0, 1: allocations beyond a physical share are refused" in result.stdout

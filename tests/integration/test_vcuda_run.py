@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakedriver.env import write_machine
 from tests.fakes.command import alone, runtime
 from tests.fakes.command import environment as clean_environment
 from tests.unit.vcuda.test_program import elf
@@ -403,8 +404,7 @@ print(""",
 def test_ps_shows_what_was_declared_and_what_was_measured(
     run: Run, start: Callable[..., subprocess.Popen[str]], environment: dict[str, str], tmp_path: Path
 ) -> None:
-    machine = tmp_path / "machine"
-    machine.write_text("gpus: 1\ncontext_memory: 100MiB\nmodule_memory: 64MiB\n")
+    machine = write_machine(tmp_path, gpus=1, context_memory="100MiB", module_memory="64MiB")
     environment["FAKEDRIVER_MACHINE"] = str(machine)
     process = start("run", "--memory", "8GiB", "--", sys.executable, "-c", LAZY, str(GIB))
     assert line(process).split()[1] == "0"

@@ -152,7 +152,7 @@ class Place:
     """A simulated machine and a quota directory below DIRECTORY."""
 
     directory: Path
-    machine: str = "two-24g"
+    machine: str | Path = "two-24g"
     library: Path = LIBRARY
     settings: dict[str, str] = field(default_factory=dict)
 

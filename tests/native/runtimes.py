@@ -7,7 +7,6 @@ docs/runtimes.md; `make test-runtimes` does that. The suite tries the one that c
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fakedriver.env import write_machine
 from tests.native.check_library import listed_symbols, shared_symbols
 from tests.native.running import CLIENTS, LIBRARY, ROOT, Place, run
 
@@ -72,10 +72,7 @@ class Trial:
 
 def machine(directory: Path) -> Place:
     """A simulated machine whose driver is newer than all runtimes."""
-    text = (ROOT / "tests/fakedriver/machines/two-24g.txt").read_text()
-    newest = directory / "newest.txt"
-    newest.write_text(re.sub(r"(?m)^cuda_version:.*$", f"cuda_version: {CUDA_VERSION}", text))
-    return Place(directory, machine=str(newest))
+    return Place(directory, write_machine(directory, like="two-24g", cuda_version=CUDA_VERSION))
 
 
 def watch(place: Place, program: tuple[str | Path, ...], *, limited: bool) -> list[Lookup]:

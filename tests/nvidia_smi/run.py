@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.fakedriver.env import MACHINES
+from tests.fakedriver.env import write_machine
 from tests.native.running import CLIENTS, MIB, ROOT, Client, Place
 from tests.nvidia_smi.packages import Branch, fetch
 
@@ -45,10 +45,7 @@ def table_bytes(library: Path) -> int:
 
 def machine(version: str, directory: Path) -> Path:
     """The machine two-24g with a driver of VERSION."""
-    text = re.sub(r"driver_version: .*", f"driver_version: {version}", (MACHINES / "two-24g.txt").read_text())
-    path = directory / "machine.txt"
-    path.write_text(text)
-    return path
+    return write_machine(directory, like="two-24g", driver_version=version)
 
 
 def in_namespace() -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 import vcuda
 from tests.bench.time_slices import PROGRAM
-from tests.fakedriver.env import driver_env
+from tests.fakedriver.env import driver_env, write_machine
 from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubelet import FakeKubelet, Runtime
 from tests.fakes.nodes import GIB
@@ -43,8 +43,7 @@ def small_node(directory):
 
 
 def begin(directory, memory, flags, slices):
-    machine = directory / "GPU.txt"
-    machine.write_text(f"paging: 5us\ncontext_memory: 100MiB\ngpu 0:\n  memory: {memory}\n")
+    machine = write_machine(directory, f"gpu 0:\n  memory: {memory}", paging="5us", context_memory="100MiB")
     driver = driver_env(machine, directory / "machine")
     with ApiServer(NODE) as api:
         kubelet = FakeKubelet(
