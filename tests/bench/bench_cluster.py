@@ -22,10 +22,11 @@ from gigaslice.core.classes.resource_class import ResourceClass
 from gigaslice.core.classes.selector import parse_selector
 from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.demand import PodDemand
-from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.core.cluster.names import ASSIGNMENT, CLASS_PREFIX, GPU_RESOURCE, MEMORY_RESOURCE
 from gigaslice.core.cluster.state import ClusterState, NodeFacts
-from gigaslice.core.model import Gpu, LinkLevel, Pod, PodContainer, Share, Topology
+from gigaslice.core.model import Pod, PodContainer, Share
+from tests.fakes.clusters import inventory_gpu, node_inventory
+from tests.fakes.gpus import pairs_topology
 
 NODES, GPUS, PODS = 5000, 8, 50_000
 SCORED = 32  # names in a reply to prioritize
@@ -53,28 +54,17 @@ FIRST_CALL_SECONDS = 2  # the chart's httpTimeout
 _numbers = count()
 
 
-def level(i: int, j: int) -> LinkLevel:
-    if i // 2 == j // 2:
-        return LinkLevel.SINGLE
-    return LinkLevel.NODE if i // 4 == j // 4 else LinkLevel.SYSTEM
-
-
 def inventory(name: str, kind: int) -> str:
     model, slices, links = MODELS[kind]
-    gpus = tuple(
-        InventoryGpu(
-            Gpu(
-                f"GPU-{name}-{index:04x}-4000-8000-000000000000", index, model, slices * GIB, slices, GIB,
-                numa_node=index // 4, pci_bus_id=f"00000000:{index:02X}:00.0",
-            ),
-            free=slices,
+    gpus = [
+        inventory_gpu(
+            name, index, slices, uuid=f"GPU-{name}-{index:04x}-4000-8000-000000000000", model=model,
+            numa_node=index // 4, pci_bus_id=f"00000000:{index:02X}:00.0",
             properties={"architecture": "Hopper", "computeCapability": "9.0", "driver": "570.86.15"},
         )
         for index in range(GPUS)
-    )  # fmt: skip
-    levels = [[level(i, j) for j in range(GPUS)] for i in range(GPUS)]
-    nvlinks = [[0 if i == j else links for j in range(GPUS)] for i in range(GPUS)]
-    return NodeInventory(gpus, Topology.build(levels, nvlinks)).encode()
+    ]  # fmt: skip
+    return node_inventory(gpus, pairs_topology(GPUS, nvlinks=links)).encode()
 
 
 def bound(node: str, gpu: int, slices: int) -> Pod:

@@ -9,10 +9,11 @@ import pytest
 from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.core.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
 from gigaslice.core.cluster.state import ClusterState, NodeFacts
-from gigaslice.core.model import Gpu, LinkLevel, Occupant, Pod, PodContainer, Share, Topology
+from gigaslice.core.model import Occupant, Pod, PodContainer, Share
 from gigaslice.core.views.collect import picture
 from gigaslice.core.views.explain import PodSituation, explain
 from gigaslice.core.views.page import PageQuery, render
+from tests.fakes.gpus import make_gpu, pairs_topology
 
 NODES, GPUS, SLICES, GIB = 5000, 8, 80, 1 << 30
 
@@ -21,14 +22,11 @@ NODES, GPUS, SLICES, GIB = 5000, 8, 80, 1 << 30
 def state() -> ClusterState:
     """Nodes with two pods on every GPU, of which the agents say what they hold."""
     rng, found = random.Random(1), ClusterState()
-    levels = [
-        [LinkLevel.SINGLE if i // 2 == j // 2 else LinkLevel.SYSTEM for j in range(GPUS)] for i in range(GPUS)
-    ]
-    topology = Topology.build(levels)
+    topology = pairs_topology(GPUS, sockets=GPUS)
     for number in range(NODES):
         name = f"node-{number:04}"
         gpus = [
-            Gpu(f"GPU-{number:04}-{index}", index, "NVIDIA A100-SXM4-80GB", SLICES * GIB, SLICES, GIB)
+            make_gpu(index, SLICES, "NVIDIA A100-SXM4-80GB", uuid=f"GPU-{number:04}-{index}")
             for index in range(GPUS)
         ]
         held = [

@@ -6,27 +6,20 @@ import random
 
 import pytest
 
-from gigaslice.core.model import Gpu, LinkLevel, NodeState, Placement, Request, Topology
+from gigaslice.core.model import NodeState, Placement, Request
 from gigaslice.core.placement import Policy, pairs, place
+from tests.fakes.gpus import make_gpu, node_state, pairs_topology
 
-SLICES, GIB = 141, 1 << 30
+SLICES = 141
 
 
 def node(gpus: int, nvlinks: int, held: int) -> NodeState:
     """Two sockets; HELD random one-GPU containers on it."""
-    found = tuple(
-        Gpu(f"GPU-{index:08x}-0000-4000-8000-000000000000", index, "NVIDIA H200", SLICES * GIB, SLICES, GIB)
+    found = [
+        make_gpu(index, SLICES, "NVIDIA H200", uuid=f"GPU-{index:08x}-0000-4000-8000-000000000000")
         for index in range(gpus)
-    )
-
-    def level(i: int, j: int) -> LinkLevel:
-        if i // 2 == j // 2:
-            return LinkLevel.SINGLE
-        return LinkLevel.NODE if i * 2 // gpus == j * 2 // gpus else LinkLevel.SYSTEM
-
-    levels = [[level(i, j) for j in range(gpus)] for i in range(gpus)]
-    links = [[0 if i == j else nvlinks for j in range(gpus)] for i in range(gpus)]
-    state = NodeState.build(found, Topology.build(levels, links))
+    ]
+    state = node_state(found, pairs_topology(gpus, nvlinks=nvlinks))
     rng = random.Random(gpus)
     for job in range(held):
         placed = place(state, Request(gpus=1, slices=rng.randint(1, 60)))

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from math import log
 
 from gigaslice.core.model import Gpu, LinkLevel, NodeState, Topology
-
-GIB = 1 << 30
+from tests.fakes.gpus import make_gpu, node_state, pairs_topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +141,10 @@ def _node(name: str, size: int, slices: int, *, bridged: bool = False) -> NodeSt
     the second ones.
     """
 
-    def level(one: int, other: int) -> LinkLevel:
-        if one // 2 == other // 2:
-            return LinkLevel.SINGLE
-        return LinkLevel.NODE if one * 2 // size == other * 2 // size else LinkLevel.SYSTEM
-
     def links(one: int, other: int) -> int:
         return 4 if bridged and one != other and one // 4 == other // 4 and one % 2 == other % 2 else 0
 
-    levels = [[level(i, j) for j in range(size)] for i in range(size)]
-    nvlinks = [[links(i, j) for j in range(size)] for i in range(size)]
-    return NodeState.build(_gpus(name, size, slices, size // 2), Topology.build(levels, nvlinks))
+    return node_state(_gpus(name, size, slices, size // 2), pairs_topology(size, nvlinks=links))
 
 
 def _gaia(name: str) -> NodeState:
@@ -161,19 +153,11 @@ def _gaia(name: str) -> NodeState:
     levels = [
         [nearest if i > 1 and j > 1 else near if i < 2 and j < 2 else far for j in range(4)] for i in range(4)
     ]
-    return NodeState.build(_gpus(name, 4, 20, 2), Topology.build(levels))
+    return node_state(_gpus(name, 4, 20, 2), Topology.build(levels))
 
 
 def _gpus(name: str, size: int, slices: int, to_a_socket: int) -> list[Gpu]:
     return [
-        Gpu(
-            f"{name}-{index}",
-            index,
-            "NVIDIA A100",
-            slices * GIB,
-            slices,
-            GIB,
-            numa_node=index // max(1, to_a_socket),
-        )
+        make_gpu(index, slices, "NVIDIA A100", uuid=f"{name}-{index}", numa_node=index // max(1, to_a_socket))
         for index in range(size)
     ]

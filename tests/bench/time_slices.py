@@ -27,9 +27,10 @@ from agent.limits.time_slice_manager import TimeSliceManager
 from agent.persistence.store import Store
 from gigaslice.core.allocation.table import Allocation, AllocationOptions, AllocationTable
 from gigaslice.core.deviceplugin.origin import GpuTokens
-from gigaslice.core.model import Gpu, Topology
+from gigaslice.core.model import Topology
 from tests.bench.svg import bars
 from tests.fakedriver.env import driver_env
+from tests.fakes.gpus import make_gpu
 from tests.fakes.nodes import of_tokens
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -117,9 +118,7 @@ class Node:
         uuids = subprocess.run(
             [sys.executable, "-c", code], env=self.driver, check=True, capture_output=True, text=True
         ).stdout.split()
-        gpus = tuple(
-            Gpu(uuid, n, "simulated", 16 * GIB, 32, GIB, host_bytes=16 * GIB) for n, uuid in enumerate(uuids)
-        )
+        gpus = tuple(make_gpu(n, 32, uuid=uuid, host_bytes=16 * GIB) for n, uuid in enumerate(uuids))
         self.inventory = Inventory(gpus, Topology.flat(self.gpus))
         self.store = Store(self.directory / "state", vcuda.library_path(), codec=CODEC)
         self.store.open()

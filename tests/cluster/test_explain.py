@@ -13,7 +13,7 @@ from gigaslice.core.cluster.names import ASSIGNMENT, INVENTORY
 from gigaslice.core.model import Share
 from tests.cluster import roles
 from tests.cluster.control_plane import ControlPlane
-from tests.unit.gigaslice.core.cluster.clusters import facts, inventory_gpu, uuid
+from tests.fakes.clusters import facts, inventory_gpu, uuid
 
 NAMESPACE = "explain-test"
 NODES = ("explain-a", "explain-b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
 
 from agent.allocation.service import AllocationService
 from agent.deviceplugin.container_requests import ContainerRequests
@@ -17,32 +18,23 @@ from gigaslice.core.allocation.table import Allocation, AllocationTable, Hold
 from gigaslice.core.deviceplugin.device_id import gpu_device_ids, whole_gpu_device_id
 from gigaslice.core.deviceplugin.lifetime import Listed, PodListing
 from gigaslice.core.deviceplugin.origin import DevicePluginOrigin, GpuTokens, with_tokens
-from gigaslice.core.model import AnnotationRights, Gpu, SliceUnit, Topology
+from gigaslice.core.model import AnnotationRights, SliceUnit, Topology
 from gigaslice.core.placement import Policy
+from tests.fakes.gpus import GIB, make_gpu, uuid
 
-GIB = 1 << 30
 LIBRARY = "libvcuda-0.1.0.so"
 
 
-def uuid(number: int) -> str:
-    return f"GPU-6e1b5c1e-0000-4000-8000-{number:012d}"
-
-
 def inventory(
-    gpus: int = 2, slices: int = 24, numa: tuple[int, ...] = (0, 1), unhealthy: tuple[int, ...] = ()
+    gpus: int = 2,
+    slices: int = 24,
+    numa: tuple[int, ...] = (0, 1),
+    unhealthy: tuple[int, ...] = (),
+    **fields: Any,
 ) -> Inventory:
-    """CARDS equal GPUs of SLICES GiB, dealt to NUMA nodes in turn."""
+    """Equal GPUs of SLICES GiB, dealt to NUMA nodes in turn; FIELDS are those of each GPU."""
     found = tuple(
-        Gpu(
-            uuid(n),
-            n,
-            "NVIDIA L4",
-            slices * GIB,
-            slices,
-            GIB,
-            numa_node=numa[n % len(numa)],
-            healthy=n not in unhealthy,
-        )
+        make_gpu(n, slices, numa_node=numa[n % len(numa)], healthy=n not in unhealthy, **fields)
         for n in range(gpus)
     )
     return Inventory(found, Topology.flat(gpus))

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from gigaslice.core.cluster.assignment import Assignment
-from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.core.cluster.inventory import NodeInventory
 from gigaslice.core.cluster.names import ASSIGNMENT, GPU_RESOURCE, INVENTORY, MEMORY_RESOURCE
-from gigaslice.core.model import Gpu, LinkLevel, Topology
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.roles.scheduler.election import ElectionTimes
 from gigaslice.roles.scheduler.service import SchedulerService
 from gigaslice.roles.scheduler.settings import SchedulerSettings
+from tests.fakes.clusters import inventory_gpu, node_inventory
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer
 from tests.fakes.kubeapi.store import Document
@@ -26,25 +26,8 @@ SCHEDULER = "gigaslice-scheduler"
 
 
 def inventory(name: str, gpus: int = 2, slices: int = 16, **fields: Any) -> str:
-    """The annotation of a node; fields of each InventoryGpu, and model."""
-    model = fields.pop("model", "NVIDIA A")
-    found = tuple(
-        InventoryGpu(
-            Gpu(
-                f"GPU-{name}-{one}",
-                one,
-                model,
-                slices * GIB,
-                slices,
-                GIB,
-                healthy=not fields.get("unhealthy"),
-            ),
-            **fields,
-        )
-        for one in range(gpus)
-    )
-    levels = [[LinkLevel.SYSTEM] * gpus for _ in range(gpus)]
-    return NodeInventory(found, Topology.build(levels)).encode()
+    """The annotation of a node; fields of each GPU."""
+    return node_inventory(inventory_gpu(name, index, slices, **fields) for index in range(gpus)).encode()
 
 
 def node(name: str, gpus: int = 2, slices: int = 16, **fields: Any) -> Document:

@@ -21,8 +21,6 @@ import pytest
 from aiohttp import ClientConnectionError, ClientSession, web
 
 from gigaslice.core.classes.resource_class import MANAGED_BY, MANAGER
-from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
-from gigaslice.core.model import Gpu, Topology
 from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.role_settings import load
@@ -31,6 +29,7 @@ from gigaslice.roles.controller.parts import ControllerParts
 from gigaslice.roles.webhook.admission_pod import read_admission_pod
 from gigaslice.roles.webhook.complete import completion_patch
 from gigaslice.runtime.metrics import Exposition
+from tests.fakes.clusters import inventory_gpu, node_inventory
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer, Fault
 
@@ -47,12 +46,9 @@ def node(
     ready: bool = True,
     whole: str = "gigaslice.io/gpu",
 ) -> dict[str, Any]:
-    found = tuple(
-        InventoryGpu(Gpu(gpu, number, model, 80 * GIB, 80, GIB), free=80) for number, gpu in enumerate(gpus)
-    )
-    square = [[0] * len(gpus) for _ in gpus]
     if text is None:
-        text = NodeInventory(found, Topology.build(square, square), whole_resource=whole).encode()
+        found = [inventory_gpu(name, index, 80, uuid=gpu, model=model) for index, gpu in enumerate(gpus)]
+        text = node_inventory(found, whole_resource=whole).encode()
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
     metadata = {"name": name, "annotations": {"gigaslice.io/inventory": text}}
     return {"kind": "Node", "metadata": metadata, "spec": {}, "status": {"conditions": conditions}}

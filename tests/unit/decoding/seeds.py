@@ -14,13 +14,15 @@ from agent.providers.container_edits import ContainerEdits, Mount
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.cluster.assignment import Assignment
-from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.core.cluster.inventory import NodeInventory
 from gigaslice.core.cluster.names import ASSIGNMENT, INVENTORY
 from gigaslice.core.dataset.listing import Entry, EntryKind, Listing
 from gigaslice.core.dataset.objects import CachedDataset, DatasetNode, DatasetUse
 from gigaslice.core.dataset.pack_manifest import PackManifest, PackRange
 from gigaslice.core.deviceplugin.origin import Owner
-from gigaslice.core.model import DATASET_DRIVER, AnnotationRights, Gpu, Occupant, Share, Topology
+from gigaslice.core.model import DATASET_DRIVER, AnnotationRights, Occupant, Share
+from tests.fakes.clusters import inventory_gpu
+from tests.fakes.gpus import pairs_topology
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.kubeapi.replay import FOLDER
 from tests.fakes.nodes import allocation, uuid
@@ -60,21 +62,17 @@ def recorded(*keys: str, kind: str = "", most: int = 8) -> tuple[Document, ...]:
 def inventory(size: int = 4, held: bool = True, model: str = "NVIDIA H100 80GB HBM3") -> NodeInventory:
     """A node of GPUs with links, properties, one that is unhealthy, and pods that the agent has placed."""
     gpus = tuple(
-        InventoryGpu(
-            Gpu(
-                uuid(n), n, model, 80 * GIB, 80, GIB, (16 * GIB) * (n == 1), n // 2, f"0000:0{n}:00.0", n != 3
-            ),
-            "Xid 79: fallen off the bus" if n == 3 else "",
-            80,
+        inventory_gpu(
+            "n", n, 80, uuid=uuid(n), model=model, memory_bytes=80 * GIB, host_bytes=(16 * GIB) * (n == 1),
+            numa_node=n // 2, pci_bus_id=f"0000:0{n}:00.0",
+            unhealthy="Xid 79: fallen off the bus" if n == 3 else "",
             properties={"driver": "580.65", "rack": "r7"},
         )
         for n in range(size)
-    )
-    levels = [[0 if i == j else 10 if i // 2 == j // 2 else 50 for j in range(size)] for i in range(size)]
-    links = [[0 if i == j or i // 2 != j // 2 else 12 for j in range(size)] for i in range(size)]
+    )  # fmt: skip
     occupants = (Occupant("uid-1", (Share(uuid(0), 8, 10), Share(uuid(1), 4))),) if held else ()
     recorded = {"uid-1": (uuid(0),), "uid-2": ()} if held else {}
-    topology = Topology.build(levels, links)
+    topology = pairs_topology(size, sockets=size, nvlinks=lambda i, j: 12 * (i != j and i // 2 == j // 2))
     return NodeInventory(
         gpus, topology, occupants, rights=AnnotationRights.CHECKED, exclusive=recorded, lent=recorded
     )

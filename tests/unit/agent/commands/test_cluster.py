@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 
 import pytest
 import yaml
 
 from agent.cli import main
 from agent.commands.cluster import target
-from gigaslice.core.cluster.inventory import NodeInventory
 from gigaslice.core.cluster.names import INVENTORY
 from gigaslice.core.cluster.state import NodeFacts
 from gigaslice.core.errors import ConfigError
-from gigaslice.core.model import AnnotationRights, Occupant, Pod, PodContainer, Share, Topology
+from gigaslice.core.model import AnnotationRights, Occupant, Pod, PodContainer, Share
+from tests.fakes.clusters import bound, container, facts, inventory_gpu, pod, uuid
 from tests.fakes.kubeapi import ApiServer, Fault
-from tests.unit.gigaslice.core.cluster.clusters import bound, container, facts, inventory_gpu, pod, uuid
 
 CLASSES = "/apis/gigaslice.io/v1alpha1/resourceclasses"
 
@@ -153,10 +151,8 @@ def test_a_node_and_a_pod_that_cannot_be_read_end_no_command(gpus, api, capsys):
 
 
 def test_a_cluster_whose_resources_have_other_names(api, capsys):
-    gpus = [replace(inventory_gpu("node-c", index, 16), resource="example.com/gib") for index in range(8)]
-    flat = [[0] * 8 for _ in gpus]
-    renamed = NodeInventory(tuple(gpus), Topology.build(flat, flat), whole_resource="example.com/gpu")
-    put_node(api, NodeFacts("node-c", renamed.encode()))
+    gpus = [inventory_gpu("node-c", index, 16, resource="example.com/gib") for index in range(8)]
+    put_node(api, facts("node-c", gpus, whole_resource="example.com/gpu"))
     for name, resource in (("wide", "example.com/gib"), ("other", "example.com/nic")):
         put_pod(api, pod(name, PodContainer("c", requests={resource: 20})))
     code, out, _ = run(api, capsys, "explain", "pod", "pod-wide", "-n", "team")
@@ -189,8 +185,7 @@ def test_top(api, capsys):
 
 def test_pods_that_only_their_agent_knows_are_named(api, capsys):
     held = (Occupant("plain", (Share(uuid("node-c", 0), 3),)),)
-    inventory = NodeInventory((inventory_gpu("node-c", 0),), Topology.flat(1), held)
-    put_node(api, NodeFacts("node-c", inventory.encode()))
+    put_node(api, facts("node-c", 1, held=held))
     _, out, _ = run(api, capsys, "nodes")
     assert "team/pod-plain 3 GiB" in out
 

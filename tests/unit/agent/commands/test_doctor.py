@@ -10,17 +10,11 @@ import pytest
 import vcuda
 from agent import cli, config
 from agent.commands import doctor
-from agent.inventory.source import Inventory
 from gigaslice.core.errors import MissingError
-from gigaslice.core.model import Gpu, Topology
 from tests.fakes.kubeapi import NODE, ApiServer, Fault
 from tests.fakes.kubelet import FakeKubelet
-from tests.fakes.nodes import GIB, uuid
+from tests.fakes.nodes import inventory, uuid
 from vcuda.doctor import Finding
-
-
-def inventory(**more):
-    return Inventory((Gpu(uuid(0), 0, "NVIDIA L4", 24 * GIB, 24, GIB, **more),), Topology.flat(1))
 
 
 @pytest.fixture
@@ -40,7 +34,7 @@ def settings(tmp_path):
     return load
 
 
-def findings(settings, look=lambda _: inventory()):
+def findings(settings, look=lambda _: inventory(1)):
     found = list(doctor.as_lines(doctor.examine(settings, look)))
     assert all("\n" not in line for _, line in found)
     assert all(one.remedy or one.level == "ok" or one.subject == "GPUs" for one, _ in found)
@@ -95,7 +89,7 @@ def test_no_driver_and_an_unhealthy_gpu(settings, tmp_path):
     (gpu / "class").write_text("0x030200\n")
     found = findings(settings(sysfs=empty), nothing)["GPUs"]
     assert found.level == "fail" and "1 NVIDIA GPUs are on the PCI bus, but no driver" in found.text
-    assert findings(settings(), lambda _: inventory(healthy=False))["GPU 0"].level == "warn"
+    assert findings(settings(), lambda _: inventory(1, unhealthy=(0,)))["GPU 0"].level == "warn"
 
 
 def test_a_state_directory_that_cannot_be_written(settings, monkeypatch):

@@ -10,23 +10,21 @@ import pytest
 from agent import cli
 from agent.commands import topology
 from agent.inventory.source import Inventory
-from gigaslice.core.model import Gpu, Topology
-from tests.fakes.nodes import GIB, uuid
+from gigaslice.core.model import Topology
+from tests.fakes.gpus import make_gpu, pairs_topology
+from tests.fakes.nodes import uuid
 
-PIX, NODE, SYS = 10, 40, 50
+NODE = 40
 
 
 def inventory(models=("NVIDIA L4",) * 4, levels=None):
     """Four GPUs in two pairs on two sockets, unless told otherwise."""
     gpus = tuple(
-        Gpu(uuid(n), n, model, 24 * GIB, 24, GIB, numa_node=n // 2, pci_bus_id=f"00000000:{n:02x}:00.0")
+        make_gpu(n, model=model, numa_node=n // 2, pci_bus_id=f"00000000:{n:02x}:00.0")
         for n, model in enumerate(models)
     )
-    size = len(models)
-    rows = levels or [
-        [0 if i == j else PIX if i // 2 == j // 2 else SYS for j in range(size)] for i in range(size)
-    ]
-    return Inventory(gpus, Topology.build(rows))
+    pairs = pairs_topology(len(models), sockets=len(models))
+    return Inventory(gpus, Topology.build(levels) if levels else pairs)
 
 
 def test_the_text_has_a_line_for_every_node_and_the_costs_of_the_tree():
@@ -47,9 +45,7 @@ def test_the_text_has_a_line_for_every_node_and_the_costs_of_the_tree():
 
 def test_each_model_has_its_own_tree_and_an_unhealthy_gpu_says_so():
     mixed = inventory(("NVIDIA L4", "NVIDIA H200", "NVIDIA L4"), [[0, 50, 40], [50, 0, 50], [40, 50, 0]])
-    unhealthy = Inventory(
-        (*mixed.gpus[:2], Gpu(uuid(2), 2, "NVIDIA L4", 24 * GIB, 24, GIB, healthy=False)), mixed.topology
-    )
+    unhealthy = Inventory((*mixed.gpus[:2], make_gpu(2, healthy=False)), mixed.topology)
     text = topology.as_text(topology.draw(unhealthy))
     assert text.count("slices") == 2
     assert uuid(2) in next(line for line in text.splitlines() if line.endswith("unhealthy"))

@@ -21,7 +21,7 @@ from agent.telemetry.counters import Counters
 from gigaslice.core.allocation import start_decision
 from gigaslice.core.allocation.table import AllocationOptions, LiveLimit
 from gigaslice.core.limits import live_limits
-from gigaslice.core.model import NodeState
+from tests.fakes.gpus import node_state
 from tests.fakes.hostile import HostileLedger
 from tests.fakes.nodes import GIB, allocation, inventory, uuid
 
@@ -40,7 +40,7 @@ def victim_and_liar(store):
 
 def lacking(store, one):
     present = {key: reading.present() for key, reading in store.readings().items()}
-    node = NodeState.build(GPUS.gpus, GPUS.topology)
+    node = node_state(GPUS.gpus)
     return start_decision.shortfall(store.table, one, node, present)
 
 

@@ -18,7 +18,6 @@ from agent.deviceplugin.requester import ContainerMatch, Requester
 from agent.deviceplugin.settlement import Settler
 from agent.deviceplugin.withholding import Withholding
 from agent.inventory.holder import InventoryHolder
-from agent.inventory.source import Inventory
 from agent.limits.manager import LimitChange, LimitsManager
 from agent.persistence.store import Store
 from gigaslice.core.allocation.table import AllocationOptions
@@ -26,7 +25,7 @@ from gigaslice.core.deviceplugin.handing_out import with_freed
 from gigaslice.core.deviceplugin.origin import plugin
 from gigaslice.core.kube.decode import parse_pod
 from gigaslice.core.limits.live_limits import ResizeRefusal
-from gigaslice.core.model import ANNOTATIONS, AnnotationRights, Gpu, Topology
+from gigaslice.core.model import ANNOTATIONS, AnnotationRights
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import GIB, device_allocator, device_ids, inventory, uuid
@@ -519,8 +518,7 @@ class HostNode(Node):
 
     def start(self):
         super().start()
-        gpu = Gpu(uuid(0), 0, "L4", 16 * GIB, 24, GIB, host_bytes=8 * GIB)
-        self.gpus.replace(Inventory((gpu,), Topology.flat(1)))
+        self.gpus.replace(inventory(1, 24, host_bytes=8 * GIB))
         self.allocator.service._host_left = lambda: self.left
 
     def may_start(self, allocation_id):

@@ -8,13 +8,11 @@ from dataclasses import replace
 
 import vcuda
 from agent.inventory.page_faults import Paging
-from agent.inventory.source import Inventory
 from agent.limits.time_slice_manager import BUSY, LEASE_MS, QUIET, SOON, TimeSliceManager
 from gigaslice.core.allocation.table import AllocationOptions, AllocationTable
 from gigaslice.core.deviceplugin.origin import GpuTokens
-from gigaslice.core.model import Gpu, Topology
 from tests.fakes.hostile import HostileLedger
-from tests.fakes.nodes import GIB, of_tokens, uuid
+from tests.fakes.nodes import GIB, inventory, of_tokens, uuid
 from vcuda import contract
 
 QUOTA = 16
@@ -32,11 +30,9 @@ class Node:
 
     def __init__(self, store, names="ab", **policy):
         self.store, self.now, self.said = store, 100.0, {}
-        gpu = Gpu(uuid(0), 0, "L4", 16 * GIB, 64, GIB, host_bytes=48 * GIB)
+        found = inventory(1, 64, host_bytes=48 * GIB)
         self.counted = None
-        self.manager = TimeSliceManager(
-            store, lambda: Inventory((gpu,), Topology.flat(1)), lambda: self.now, lambda gpu: self.counted
-        )
+        self.manager = TimeSliceManager(store, lambda: found, lambda: self.now, lambda gpu: self.counted)
         self.manager._usage = lambda allocation: {uuid(0): self.said[self.names[allocation.id]]}
         self.names = {}
         table, fresh = AllocationTable(), []
@@ -161,8 +157,7 @@ def test_a_ledger_that_cannot_be_read_is_not_waited_for(store):
 
 def test_every_gpu_has_its_own_time_slices(store):
     """A container on two GPUs waits on the one that thrashes and goes on on the other."""
-    gpus = tuple(Gpu(uuid(n), n, "L4", 16 * GIB, 64, GIB, host_bytes=48 * GIB) for n in range(2))
-    found = Inventory(gpus, Topology.flat(2))
+    found = inventory(2, 64, host_bytes=48 * GIB)
     clock = [100.0]
     manager = TimeSliceManager(store, lambda: found, lambda: clock[0])
     table, fresh = AllocationTable(), []

@@ -13,7 +13,8 @@ from gigaslice.core.allocation.table import AllocationOptions, AllocationTable
 from gigaslice.core.deviceplugin.handing_out import with_handed_out
 from gigaslice.core.deviceplugin.origin import plugin
 from gigaslice.core.limits import live_limits
-from gigaslice.core.model import Gpu, NodeState, Topology
+from gigaslice.core.model import NodeState, Topology
+from tests.fakes.gpus import make_gpu, node_state
 from tests.fakes.nodes import GIB, allocation, uuid
 
 MIB = 1 << 20
@@ -21,7 +22,7 @@ HOST = AllocationOptions(oversubscribe=True)
 
 
 def gpu(own=16, host=8, number=0):
-    return Gpu(uuid(number), number, "L4", own * GIB, own + host, GIB, host_bytes=host * GIB)
+    return make_gpu(number, own + host, host_bytes=host * GIB)
 
 
 def free(table, gpu_, *, host, asked=8):
@@ -44,7 +45,7 @@ def test_three_jobs_of_8_gib_on_16_gib_and_8_of_the_host():
     assert [one.physical[uuid(0)] for one in table.allocations] == [4 * GIB] * 3
     assert free(table, found, host=True) == 0
     assert free(table, found, host=False) == 0
-    node = NodeState.build([found], Topology.flat(1))
+    node = node_state([found])
     for one in table.allocations:
         assert start_decision.shortfall(table, one, node, {}) == ()
     # The real memory of all and the rest of one are on the GPU together.
@@ -96,7 +97,7 @@ def test_a_gpu_without_lent_memory_is_as_ever():
 
 def test_the_gate_counts_real_memory():
     found = gpu()
-    node = NodeState.build([found], Topology.flat(1))
+    node = node_state([found])
     plain = allocation(1, (0, range(14)))
     late = replace(allocation(2, (0, range(14, 22)), policy=HOST), waiting=True)
     table = with_split(AllocationTable().with_allocation(plain), late, found)
@@ -194,7 +195,7 @@ def test_a_node_never_promises_more_host_memory_than_it_lends(seed):
     """
     luck = random.Random(seed)
     gpus = [gpu(luck.choice([16, 24, 80]), luck.choice([0, 1, 8, 40]), number) for number in range(2)]
-    node = NodeState.build(gpus, Topology.flat(2))
+    node = node_state(gpus)
     table = AllocationTable()
     for number in range(1, 150):
         roll = luck.random()
@@ -253,5 +254,5 @@ def test_never_beyond_what_there_is(seed):
         real = sum(host_memory.real_part(one, uuid(0), one.promised[uuid(0)]) for one in table.allocations)
         assert promised <= found.bytes_of(found.slices)
         assert real <= found.bytes_of(found.own_slices)
-        node = NodeState.build([found], Topology.flat(1))
+        node = node_state([found])
         assert start_decision.shortfall(table, table.allocations[-1], node, {}) == ()

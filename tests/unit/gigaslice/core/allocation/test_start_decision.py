@@ -6,14 +6,15 @@ from gigaslice.core.allocation import start_decision
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationOptions
 from gigaslice.core.deviceplugin.origin import Owner
-from gigaslice.core.model import Gpu, NodeState, Share, Topology
+from gigaslice.core.model import Share
 from gigaslice.core.placement import Missing
+from tests.fakes.gpus import make_gpu, node_state
 from tests.fakes.nodes import GIB, allocation, device_ids, inventory, table, uuid
 
 
 def node(**more):
     found = inventory(**more)
-    return NodeState.build(found.gpus, found.topology)
+    return node_state(found.gpus)
 
 
 def lacking(found, one, used=None, **more):
@@ -124,8 +125,7 @@ def test_measured_bytes_count_on_every_gpu():
 
 
 def test_host_memory_lent_to_a_gpu_is_room():
-    gpu = Gpu(uuid(0), 0, "gpu", 16 * GIB, 24, GIB, host_bytes=8 * GIB)
-    lent = NodeState.build([gpu], Topology.flat(1))
+    lent = node_state([make_gpu(slices=24, host_bytes=8 * GIB)])
     assert start_decision.start_shortfall(lent, [Share(uuid(0), 10)], {uuid(0): 14 * GIB}) == ()
 
 
@@ -133,5 +133,5 @@ def test_an_unhealthy_or_vanished_gpu_is_always_missing():
     shares = [Share(uuid(0), 8)]
     unhealthy = two_gpus().with_health(uuid(0), healthy=False)
     assert start_decision.start_shortfall(unhealthy, shares, {}) == (Missing(uuid(0), 0, 0, unhealthy=True),)
-    gone = NodeState.build(two_gpus().gpus[1:], Topology.flat(1))
+    gone = node_state(two_gpus().gpus[1:])
     assert start_decision.start_shortfall(gone, shares, {}) == (Missing(uuid(0), 8, 0, unhealthy=True),)

@@ -16,7 +16,8 @@ from gigaslice.core.cluster.demand import ClusterUnits
 from gigaslice.core.cluster.names import ASSIGNMENT
 from gigaslice.core.cluster.state import ClusterState
 from gigaslice.core.model import ContainerKind, Pod, Share
-from tests.unit.gigaslice.core.cluster.clusters import CHECKED, GIB, bound, container, facts, pod, uuid
+from tests.fakes.clusters import CHECKED, bound, container, facts, pod, uuid
+from tests.fakes.gpus import GIB
 
 ANY = parse_selector({"matchLabels": {"model": "NVIDIA A"}})
 CLASSES = {

@@ -27,18 +27,9 @@ from gigaslice.core.model import (
 )
 from gigaslice.core.placement import Policy, place
 from gigaslice.core.units import parse_bytes
+from tests.fakes.clusters import CHECKED, bound, container, facts, inventory_gpu, pod, uuid
+from tests.fakes.gpus import GIB, pairs_topology
 from tests.unit.gigaslice.core.cluster import oracle
-from tests.unit.gigaslice.core.cluster.clusters import (
-    CHECKED,
-    GIB,
-    bound,
-    container,
-    facts,
-    inventory_gpu,
-    pairs_topology,
-    pod,
-    uuid,
-)
 from tests.unit.gigaslice.core.cluster.oracle import OracleContainer, OracleGpu
 
 MODELS = ("NVIDIA A", "NVIDIA B")

@@ -10,8 +10,9 @@ from itertools import permutations, product
 import pytest
 
 from gigaslice.core.cluster.defragment import FreeingPlan, MovablePod, plans
-from gigaslice.core.model import Gpu, LinkLevel, NodeState, Occupant, Placement, Request, Share, Topology
+from gigaslice.core.model import NodeState, Occupant, Placement, Request, Share
 from gigaslice.core.placement import place
+from tests.fakes.gpus import make_gpu, pairs_topology
 
 GIB = 1 << 30
 
@@ -19,16 +20,13 @@ GIB = 1 << 30
 def node(name: str, *held: dict[str, int], slices: int = 12) -> NodeState:
     """A node with one GPU for each of HELD, which says the slices by pod; GPUs 0 and 1, 2 and 3 … share a switch."""
     size = len(held)
-    gpus = [Gpu(f"{name}-{index}", index, "NVIDIA L4", slices * GIB, slices, GIB) for index in range(size)]
+    gpus = [make_gpu(index, slices, uuid=f"{name}-{index}") for index in range(size)]
     shares: dict[str, list[Share]] = {}
     for index, pods in enumerate(held):
         for pod, count in pods.items():
             shares.setdefault(pod, []).append(Share(f"{name}-{index}", count))
-    levels = [
-        [LinkLevel.SINGLE if i // 2 == j // 2 else LinkLevel.SYSTEM for j in range(size)] for i in range(size)
-    ]
     occupants = [Occupant(pod, tuple(one)) for pod, one in shares.items()]
-    return NodeState.build(gpus, Topology.build(levels), occupants)
+    return NodeState.build(gpus, pairs_topology(size, sockets=size), occupants)
 
 
 def anywhere(nodes: dict[str, NodeState], *fixed: str) -> dict[str, MovablePod]:

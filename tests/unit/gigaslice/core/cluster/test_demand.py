@@ -11,7 +11,8 @@ from gigaslice.core.cluster.demand import ClassUnits, ClusterUnits, PodDemand, a
 from gigaslice.core.cluster.refusal import Refusal, RefusalReason
 from gigaslice.core.cluster.state import ClusterState
 from gigaslice.core.model import ContainerKind, Pod, PodContainer
-from tests.unit.gigaslice.core.cluster.clusters import CHECKED, GIB, bound, container, facts, pod
+from tests.fakes.clusters import CHECKED, bound, container, facts, pod
+from tests.fakes.gpus import GIB
 
 CLASSES = {
     "h100": ResourceClass("h100"),

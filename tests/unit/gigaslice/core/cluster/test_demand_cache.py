@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.demand import PodDemand
 from gigaslice.core.cluster.state import ClusterState
-from tests.unit.gigaslice.core.cluster.clusters import bound, container, demand, facts, pod
+from tests.fakes.clusters import bound, container, demand, facts, pod
 from tests.unit.gigaslice.core.cluster.test_choose_properties import CLASSES, a_class
 
 NAMES = [f"n{number}" for number in range(5)]

@@ -7,7 +7,7 @@ import pytest
 from gigaslice.core.cluster.holding import HeldShare, Holding, PodConsumer
 from gigaslice.core.cluster.preempt import victims
 from gigaslice.core.cluster.state import ClusterState
-from tests.unit.gigaslice.core.cluster.clusters import CHECKED, bound, container, demand, facts, pod, uuid
+from tests.fakes.clusters import CHECKED, bound, container, demand, facts, pod, uuid
 
 BOTH = (PodConsumer("a", "team", "first", 1), PodConsumer("b", "team", "second", 2))
 

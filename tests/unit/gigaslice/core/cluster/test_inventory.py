@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gigaslice.core.cluster.inventory import InventoryFormatError, InventoryGpu, NodeInventory
 from gigaslice.core.model import AnnotationRights, Gpu, LinkLevel, Occupant, Share, Topology
+from tests.fakes.clusters import inventory_gpu, node_inventory
 
 GIB = 1 << 30
 
@@ -58,22 +59,13 @@ def test_what_is_written_is_read(inventory):
 
 
 def eight():
-    gpus = tuple(
-        InventoryGpu(
-            Gpu(
-                f"GPU-{n:08d}-0000-0000-0000-000000000000",
-                n,
-                "NVIDIA H100 80GB HBM3",
-                80 * GIB,
-                79,
-                GIB,
-                0,
-                n // 4,
-            )
+    return node_inventory(
+        inventory_gpu(
+            "n", n, 79, uuid=f"GPU-{n:08d}-0000-0000-0000-000000000000", model="NVIDIA H100 80GB HBM3",
+            memory_bytes=80 * GIB, numa_node=n // 4, free=0,
         )
         for n in range(8)
-    )
-    return NodeInventory(gpus, Topology.flat(8))
+    )  # fmt: skip
 
 
 def test_eight_gpus_take_two_kilobytes():

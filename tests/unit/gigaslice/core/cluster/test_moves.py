@@ -7,7 +7,7 @@ from gigaslice.core.cluster.moves import freeing_plans, freeing_steps, may_be_mo
 from gigaslice.core.cluster.state import ClusterState
 from gigaslice.core.model import Pod, Share
 from gigaslice.core.views.move_lines import move_lines
-from tests.unit.gigaslice.core.cluster.clusters import CHECKED, bound, container, facts, inventory_gpu, uuid
+from tests.fakes.clusters import CHECKED, bound, container, facts, inventory_gpu, uuid
 
 
 def held(uid: str, node: str, gpu: int, slices: int, **fields) -> Pod:

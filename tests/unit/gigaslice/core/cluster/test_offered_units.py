@@ -7,15 +7,13 @@ import pytest
 from gigaslice.core.cluster.demand import ClusterUnits
 from gigaslice.core.cluster.hardware import Hardware
 from gigaslice.core.cluster.offered_units import offered_units
-from gigaslice.core.model import Gpu, Topology
-
-GIB = 1 << 30
+from gigaslice.core.model import Topology
+from tests.fakes.gpus import GIB, make_gpu
 
 
 def node(*resources: str, whole: str = "gigaslice.io/gpu", size: int = GIB) -> Hardware:
-    gpus = [Gpu(f"GPU-{n}", n, "H100", 80 * GIB, 80 * GIB // size, size) for n in range(len(resources))]
-    flat = [[0] * len(gpus) for _ in gpus]
-    return Hardware.of(gpus, Topology.build(flat, flat), resources, whole)
+    gpus = [make_gpu(n, 80 * GIB // size, slice_bytes=size) for n in range(len(resources))]
+    return Hardware.of(gpus, Topology.flat(len(gpus)), resources, whole)
 
 
 USUAL = ClusterUnits()

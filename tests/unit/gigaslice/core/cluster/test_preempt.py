@@ -12,8 +12,7 @@ from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.preempt import victims
 from gigaslice.core.cluster.state import ClusterState
 from gigaslice.core.model import Share
-from tests.unit.gigaslice.core.cluster import oracle
-from tests.unit.gigaslice.core.cluster.clusters import (
+from tests.fakes.clusters import (
     bound,
     container,
     demand,
@@ -22,6 +21,7 @@ from tests.unit.gigaslice.core.cluster.clusters import (
     pod,
     uuid,
 )
+from tests.unit.gigaslice.core.cluster import oracle
 from tests.unit.gigaslice.core.cluster.oracle import OracleContainer, OracleGpu
 
 EIGHT = pod("new", container(slices=8), priority=10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gigaslice.core.cluster.refusal import RefusalReason
 from gigaslice.core.cluster.state import ClusterState
 from gigaslice.core.model import Topology
-from tests.unit.gigaslice.core.cluster.clusters import (
+from tests.fakes.clusters import (
     CHECKED,
     bound,
     container,

@@ -17,15 +17,8 @@ from gigaslice.core.cluster.room_normalizer import RoomNormalizer
 from gigaslice.core.cluster.search import Matcher
 from gigaslice.core.cluster.state import ClusterState
 from gigaslice.core.placement import Policy
-from tests.unit.gigaslice.core.cluster.clusters import (
-    GIB,
-    bound,
-    container,
-    demand,
-    facts,
-    inventory_gpu,
-    pod,
-)
+from tests.fakes.clusters import bound, container, demand, facts, inventory_gpu, pod
+from tests.fakes.gpus import GIB
 from tests.unit.gigaslice.core.cluster.oracle import OracleContainer, OracleGpu
 from tests.unit.gigaslice.core.cluster.test_choose_properties import gpus, two_models
 from tests.unit.gigaslice.core.cluster.test_sequential_ranking import Asked, alike, pods, simple, situation

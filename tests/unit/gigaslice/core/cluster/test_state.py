@@ -14,18 +14,8 @@ from gigaslice.core.cluster.node_record import NodeFacts
 from gigaslice.core.cluster.refusal import Refusal, RefusalReason
 from gigaslice.core.cluster.state import ClusterState
 from gigaslice.core.model import ContainerKind, Occupant, Pod, PodContainer, Share
-from tests.unit.gigaslice.core.cluster.clusters import (
-    CHECKED,
-    GIB,
-    bound,
-    chosen,
-    container,
-    demand,
-    facts,
-    inventory_gpu,
-    pod,
-    uuid,
-)
+from tests.fakes.clusters import CHECKED, bound, chosen, container, demand, facts, inventory_gpu, pod, uuid
+from tests.fakes.gpus import GIB
 
 EIGHT = pod("new", container(slices=8))
 ALL = pod("all", container(gpus=2))

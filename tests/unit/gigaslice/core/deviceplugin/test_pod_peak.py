@@ -16,7 +16,8 @@ from gigaslice.core.deviceplugin.handing_out import with_handed_out
 from gigaslice.core.deviceplugin.origin import GpuTokens, Owner, kept, plugin
 from gigaslice.core.deviceplugin.pod_peak import with_peak, with_peaks, without_peak
 from gigaslice.core.deviceplugin.withheld import withheld
-from gigaslice.core.model import ContainerKind, NodeState, Share
+from gigaslice.core.model import ContainerKind, Share
+from tests.fakes.gpus import node_state
 from tests.fakes.nodes import GIB, allocation, device_ids, inventory, of_tokens, uuid
 
 GPUS = inventory(2, 24).gpus
@@ -60,7 +61,7 @@ def test_another_pod_waits_for_it_and_its_own_does_not():
     other = allocation(3, (0, range(8, 24)))
     late = allocation(4, (1, range(24)))
     table = table.with_allocation(other).with_allocation(late)
-    node = NodeState.build(GPUS, inventory(2, 24).topology)
+    node = node_state(GPUS)
     init, main, *_ = table.allocations
 
     def lacking(one):
@@ -81,7 +82,7 @@ def test_main_containers_do_not_hold_up_an_init_container_that_starts_again():
     second = allocation(3, (0, range(8, 16)), owner=owner("d"))
     table = with_peak(table.with_allocation(second), "u")
     assert promised(table) == {uuid(0): 8, uuid(1): 8}
-    small = NodeState.build(inventory(2, 8).gpus, inventory(2, 8).topology)
+    small = node_state(inventory(2, 8).gpus)
     for one in table.allocations:
         assert not start_decision.shortfall(table, one, small, {}), plugin(one).owner
 

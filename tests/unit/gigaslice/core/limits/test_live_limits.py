@@ -13,7 +13,7 @@ from gigaslice.core.deviceplugin.origin import GpuTokens, held, plugin
 from gigaslice.core.deviceplugin.withheld import withheld
 from gigaslice.core.limits import live_limits
 from gigaslice.core.model import Share
-from gigaslice.core.model.node import NodeState
+from tests.fakes.gpus import node_state
 from tests.fakes.nodes import GIB, all_device_ids, allocation, device_ids, inventory, of_tokens, table, uuid
 
 NODE = inventory(2, 24)
@@ -41,9 +41,7 @@ def test_growing_takes_what_is_free_and_counts_as_taken():
     assert after.occupants(NODE.gpus)[0].shares == (Share(uuid(0), 16),)
     assert now(after, grown) == (16 * GIB, 0)
     late = allocation(3, (0, range(16, 17)))
-    (lack,) = start_decision.shortfall(
-        after.with_allocation(late), late, NodeState.build(NODE.gpus, NODE.topology), {}
-    )
+    (lack,) = start_decision.shortfall(after.with_allocation(late), late, node_state(NODE.gpus), {})
     assert lack.bytes == GIB
 
 
@@ -104,7 +102,7 @@ def test_parts_of_slices_do_not_keep_anybody_from_starting_again():
     one, other = named(1, (0, range(12))), named(2, (0, range(12, 24)))
     small = grow(table(one, other), one, 11 * GIB + GIB // 2)
     large = grow(table(small, other), other, 12 * GIB + GIB // 2)
-    node = NodeState.build(NODE.gpus, NODE.topology)
+    node = node_state(NODE.gpus)
     assert start_decision.shortfall(table(small, large), small, node, {}) == ()
     assert start_decision.shortfall(table(small, large), large, node, {}) == ()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gigaslice.core.model import Gpu, Lending, lend
+from gigaslice.core.model import Lending, lend
+from tests.fakes.gpus import make_gpu
 
 GIB = 1 << 30
 
 
 def gpu(number, memory=16 * GIB, unit=GIB):
-    return Gpu(f"GPU-{number}", number, "L4", memory, memory // unit, unit)
+    return make_gpu(number, memory // unit, uuid=f"GPU-{number}", memory_bytes=memory, slice_bytes=unit)
 
 
 def test_the_example_of_a_gpu_of_16_gib_with_8_gib_of_host_memory():

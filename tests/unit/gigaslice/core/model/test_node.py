@@ -12,11 +12,12 @@ from gigaslice.core.errors import (
     UnknownOccupantError,
 )
 from gigaslice.core.model import NodeState, Occupant, Placement, Share, Topology, count_slices, matches_model
+from tests.fakes.gpus import node_state
 from tests.unit.gigaslice.core.placement.nodes import make_gpu, placement, uuid
 
 
 def node(size: int = 2) -> NodeState:
-    return NodeState.build([make_gpu(index) for index in range(size)], Topology.flat(size))
+    return node_state([make_gpu(index) for index in range(size)])
 
 
 def test_allocate_and_release_leave_the_old_state_alone() -> None:
@@ -96,7 +97,7 @@ def test_recorded_allocations_survive_a_vanished_gpu_and_smaller_gpus() -> None:
 
 def test_pools_are_by_model_and_size_smallest_gpus_first() -> None:
     gpus = [make_gpu(0, 40, "b"), make_gpu(1, 16, "z"), make_gpu(2, 40, "a"), make_gpu(3, 16, "z")]
-    pools = NodeState.build(gpus, Topology.flat(4)).pools()
+    pools = node_state(gpus).pools()
     assert [(pool.model, pool.slices, pool.members) for pool in pools] == [
         ("z", 16, (1, 3)),
         ("a", 40, (2,)),

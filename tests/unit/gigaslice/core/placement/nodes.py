@@ -21,8 +21,9 @@ from gigaslice.core.model import (
     count_slices,
 )
 from gigaslice.core.placement import Policy, place
+from tests.fakes import gpus
+from tests.fakes.gpus import GIB
 
-GIB = 1 << 30
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors.json").read_text(encoding="utf-8"))
 
 
@@ -31,21 +32,22 @@ def uuid(index: int) -> str:
 
 
 def make_gpu(index: int, slices: int = 16, model: str = "gpu", **fields: Any) -> Gpu:
-    return Gpu(uuid(index), index, model, slices * GIB, slices, GIB, **fields)
+    return gpus.make_gpu(index, slices, model, uuid=uuid(index), **fields)
 
 
 def vector_node(name: str) -> NodeState:
     """Return an idle node of vectors.json."""
     raw = VECTORS["topologies"][name]
-    gpus = []
+    found = []
     for gpu in raw["gpus"]:
         slice_bytes = gpu.get("slice_gib", 1) * GIB
         host = gpu.get("host_gib", 0) * GIB
         memory = gpu["mem_gib"] * GIB if "mem_gib" in gpu else gpu["slices"] * GIB
         slices = gpu.get("slices") or count_slices(memory, slice_bytes, host)
-        gpus.append(Gpu(uuid(gpu["id"]), gpu["id"], gpu["model"], memory, slices, slice_bytes, host))
+        fields = {"memory_bytes": memory, "slice_bytes": slice_bytes, "host_bytes": host}
+        found.append(make_gpu(gpu["id"], slices, gpu["model"], **fields))
     levels = [[0 if word == "X" else LinkLevel.from_word(word) for word in row] for row in raw["levels"]]
-    return NodeState.build(gpus, Topology.build(levels, raw.get("nvlink")))
+    return NodeState.build(found, Topology.build(levels, raw.get("nvlink")))
 
 
 def vector_answer(state: NodeState, raw: dict[str, Any]) -> Placement | Infeasible:

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigaslice.core.deviceplugin.preferred import preferred_device_ids
-from gigaslice.core.model import Infeasible, NodeState, Occupant, Placement, Reason, Request, Share
+from gigaslice.core.model import Infeasible, Placement, Reason, Request
 from gigaslice.core.placement import place, place_waiting
+from tests.fakes.gpus import node_state
 from tests.fakes.nodes import all_device_ids, inventory, uuid
 
 
 def node(*used, gpus=4, slices=8, unhealthy=()):
     """USED: slices that containers hold of each GPU."""
     found = inventory(gpus, slices, unhealthy=unhealthy)
-    held = [Occupant(f"j{n}", (Share(uuid(n), count),)) for n, count in enumerate(used) if count]
-    return NodeState.build(found.gpus, found.topology, held)
+    return node_state(found.gpus, used=used)
 
 
 def sizes(answer):

@@ -13,6 +13,7 @@ from gigaslice.core.model import (
     Topology,
 )
 from gigaslice.core.placement import Policy, place
+from tests.fakes.gpus import node_state
 from tests.unit.gigaslice.core.placement.nodes import (
     as_pairs,
     make_gpu,
@@ -85,19 +86,19 @@ def test_a_request_without_room_says_what_is_free() -> None:
 )
 def test_the_options_is_named_in_the_words_of_the_request(request_: Request, words: str) -> None:
     gpus = [make_gpu(index, 32) for index in range(2)]
-    full = NodeState.build(gpus, Topology.flat(2)).with_occupant("a", placement((0, 32), (1, 32)))
+    full = node_state(gpus, used=(32, 32))
     answer = place(full, request_)
     assert isinstance(answer, Infeasible)
     assert f"no room now for {words}" in answer.detail
 
 
 def test_a_node_without_gpus_answers_too() -> None:
-    answer = place(NodeState.build([], Topology.flat(0)), Request())
+    answer = place(node_state([]), Request())
     assert answer == Infeasible(Reason.NO_MATCHING_MODEL, "no GPU on this node; it has no GPU at all")
 
 
 def test_a_gpu_smaller_than_a_slice_serves_no_container() -> None:
-    state = NodeState.build([make_gpu(0, 0)], Topology.flat(1))
+    state = node_state([make_gpu(0, 0)])
     for request in (Request(), Request(slices=1), Request(total=1), Request(total=1, whole_first=True)):
         answer = place(state, request)
         assert isinstance(answer, Infeasible)
@@ -212,7 +213,7 @@ def test_the_rest_after_whole_gpus_is_taken_from_a_fragment() -> None:
 def test_the_odd_slice_goes_where_it_fits() -> None:
     """GPU0 has room for the smaller part only; GPU1 and GPU2 could both take the larger."""
     gpus = [make_gpu(index, 8) for index in range(3)]
-    state = NodeState.build(gpus, Topology.flat(3)).with_occupant("a", placement((0, 4)))
+    state = node_state(gpus).with_occupant("a", placement((0, 4)))
     assert as_pairs(place_slices(state, 9, Request(gpus=2))) == [[0, 4], [1, 5]]
     tight = state.with_occupant("b", placement((1, 4)))
     assert as_pairs(place_slices(tight, 9, Request(gpus=2))) == [[0, 4], [2, 5]]

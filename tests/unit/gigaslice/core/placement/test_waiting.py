@@ -1,17 +1,14 @@
 """Where a request waits, and what it is told it waits for."""
 
-from gigaslice.core.model import Infeasible, NodeState, Placement, Reason, Request, Share, Topology
+from gigaslice.core.model import Infeasible, NodeState, Placement, Reason, Request, Share
 from gigaslice.core.placement import Missing, Waiting, place_waiting
+from tests.fakes.gpus import node_state
 from tests.unit.gigaslice.core.placement.nodes import GIB, as_pairs, make_gpu, placement, uuid, vector_node
 
 
 def node(*used: int, slices: int = 16) -> NodeState:
     """A node of equal GPUs far apart, each with that many slices in use."""
-    state = NodeState.build([make_gpu(i, slices) for i in range(len(used))], Topology.flat(len(used)))
-    for index, count in enumerate(used):
-        if count:
-            state = state.with_occupant(f"job{index}", placement((index, count)))
-    return state
+    return node_state([make_gpu(i, slices) for i in range(len(used))], used=used)
 
 
 def wait(state: NodeState, request: Request) -> Waiting:
@@ -57,7 +54,7 @@ def test_an_unhealthy_gpu_is_the_last_resort() -> None:
 
 
 def test_missing_compute_counts_after_missing_memory() -> None:
-    state = NodeState.build([make_gpu(0), make_gpu(1), make_gpu(2)], Topology.flat(3))
+    state = node(0, 0, 0)
     for index, (slices, cores) in enumerate([(4, 90), (4, 70), (9, 10)]):
         state = state.with_occupant(f"job{index}", Placement((Share(uuid(index), slices, cores),)))
     answer = wait(state, Request(slices=8, cores=50))
@@ -73,14 +70,14 @@ def test_a_pool_with_less_missing_is_chosen_over_the_first() -> None:
 def test_what_is_missing_counts_alike_in_pools_of_any_size() -> None:
     """Three slices of a pool of one GPU are more than one slice of a pool of five."""
     gpus = [make_gpu(0, 8, "lone"), *(make_gpu(index, 16, "many") for index in range(1, 6))]
-    state = NodeState.build(gpus, Topology.flat(6)).with_occupant("a", placement((0, 3)))
+    state = node_state(gpus).with_occupant("a", placement((0, 3)))
     state = state.with_occupant("b", placement(*((index, 9) for index in range(1, 6))))
     assert wait(state, Request(slices=8)).missing == (Missing(uuid(1), 1, GIB),)
 
 
 def test_more_gpus_are_waited_for_only_where_less_is_missing() -> None:
     gpus = [make_gpu(0, 80, "large"), *(make_gpu(index, 16, "small") for index in range(1, 4))]
-    idle = NodeState.build(gpus, Topology.flat(4))
+    idle = node_state(gpus)
     held = {
         (70, 4, 4, 4): [[1, 15], [2, 15]],  # 6 slices instead of 20
         (56, 4, 4, 4): [[0, 30]],

@@ -2,15 +2,14 @@ from __future__ import annotations
 
 from gigaslice.core.classes.resource_class import parse_resource_class
 from gigaslice.core.cluster.holding import HeldShare, Holding, PodConsumer
-from gigaslice.core.cluster.inventory import NodeInventory
 from gigaslice.core.cluster.state import ClusterState, NodeFacts
-from gigaslice.core.model import Occupant, Share, Topology
+from gigaslice.core.model import Occupant, Share
 from gigaslice.core.views.cluster_picture import GpuCondition, LinkGroup
 from gigaslice.core.views.collect import picture
 from gigaslice.core.views.page import render
 from gigaslice.core.views.svg import cluster_svg
 from gigaslice.core.views.totals import totals
-from tests.unit.gigaslice.core.cluster.clusters import bound, container, facts, inventory_gpu, pod, uuid
+from tests.fakes.clusters import bound, container, facts, inventory_gpu, pod, uuid
 
 GIB = 1 << 30
 
@@ -54,9 +53,8 @@ def test_no_later_change_touches_it() -> None:
 
 def test_pods_that_only_the_agent_knows_have_their_uid_or_the_name_that_is_given() -> None:
     cluster = ClusterState()
-    gpus = (inventory_gpu("n", 0),)
     held = (Occupant("uid-7", (Share(uuid("n", 0), 3),)),)
-    cluster.put_node(NodeFacts("n", NodeInventory(gpus, Topology.flat(1), held).encode()))
+    cluster.put_node(facts("n", 1, held=held))
     assert str(picture(cluster).nodes[0].gpus[0].holders[0]) == "uid-7"
     assert str(picture(cluster, names={"uid-7": "team/x"}).nodes[0].gpus[0].holders[0]) == "team/x"
 

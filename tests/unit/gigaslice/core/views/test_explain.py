@@ -10,7 +10,7 @@ from gigaslice.core.classes.resource_class import parse_resource_class
 from gigaslice.core.cluster.refusal import RefusalReason
 from gigaslice.core.cluster.state import ClusterState
 from gigaslice.core.views.explain import PodSituation, explain
-from tests.unit.gigaslice.core.cluster.clusters import bound, container, facts, inventory_gpu, pod
+from tests.fakes.clusters import bound, container, facts, inventory_gpu, pod
 from tests.unit.gigaslice.core.views.pictures import EVIL
 
 

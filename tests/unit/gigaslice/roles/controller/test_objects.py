@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigaslice.core.classes.resource_class import MANAGED_BY, MANAGER
-from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
-from gigaslice.core.model import Gpu, Topology
+from gigaslice.core.cluster.inventory import NodeInventory
 from gigaslice.roles.controller import class_objects
 from gigaslice.roles.controller.class_objects import (
     ClassFigures,
@@ -20,6 +19,7 @@ from gigaslice.roles.controller.class_objects import (
 )
 from gigaslice.roles.controller.gpu_objects import PodOnGpu, ReportingNode, gpu_object_name, plan_node
 from gigaslice.roles.controller.object_plan import StoredObject, WriteKind, difference, stored
+from tests.fakes.clusters import inventory_gpu, node_inventory
 from tests.fakes.kubeapi.store import merged
 from tests.unit.gigaslice.roles.controller.crd_schema import mistakes
 from tests.unit.gigaslice.roles.controller.written_objects import Conflict, WrittenObjects
@@ -38,16 +38,11 @@ json_objects = st.dictionaries(st.sampled_from("xyz"), json_values, max_size=3)
 
 
 def inventory(*numbers: int, unhealthy: str = "") -> NodeInventory:
-    gpus = tuple(
-        InventoryGpu(
-            Gpu(f"GPU-{number}", place, "NVIDIA H100", 80 * GIB, 80, GIB, healthy=not unhealthy),
-            unhealthy,
-            properties={"architecture": "hopper"},
-        )
-        for place, number in enumerate(numbers)
+    more: dict[str, Any] = {"unhealthy": unhealthy, "properties": {"architecture": "hopper"}}
+    return node_inventory(
+        inventory_gpu("n", index, 80, uuid=f"GPU-{number}", model="NVIDIA H100", **more)
+        for index, number in enumerate(numbers)
     )
-    square = [[0] * len(numbers) for _ in numbers]
-    return NodeInventory(gpus, Topology.build(square, square))
 
 
 def settle(store: WrittenObjects, node: ReportingNode | None) -> None:

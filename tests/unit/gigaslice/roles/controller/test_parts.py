@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from gigaslice.core.cluster.inventory import NodeInventory
 from gigaslice.core.cluster.state import NodeFacts
-from gigaslice.core.model import Pod, PodContainer, Topology
+from gigaslice.core.model import Pod, PodContainer
 from gigaslice.role_settings import load
 from gigaslice.roles.controller.config import ControllerConfig
 from gigaslice.roles.controller.parts import ControllerParts
-from tests.unit.gigaslice.core.cluster.clusters import inventory_gpu
+from tests.fakes.clusters import inventory_gpu, node_inventory
 
 
 class Clock:
@@ -48,8 +47,7 @@ def test_a_controller_that_has_had_no_watch_for_long_is_unready(monkeypatch, sec
 def test_a_page_of_many_nodes_is_made_in_pieces():
     async def story() -> None:
         one = parts(Clock())
-        gpus = [inventory_gpu("n", index) for index in range(8)]
-        text = NodeInventory(tuple(gpus), Topology.flat(8)).encode()
+        text = node_inventory(inventory_gpu("n", index) for index in range(8)).encode()
         for number in range(400):
             one.state.put_node(NodeFacts(f"n{number:03}", text))
         work, others = asyncio.create_task(one._render({"q": "n39"})), 0

@@ -5,20 +5,17 @@ from __future__ import annotations
 import pytest
 
 from gigaslice.core.classes.resource_class import ResourceClass
-from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.core.cluster.state import ClusterState, NodeFacts
-from gigaslice.core.model import Gpu, Pod, PodContainer, Topology
+from gigaslice.core.model import Pod, PodContainer
 from gigaslice.roles.controller.waiting_pods import WaitingPods
-
-GIB = 1 << 30
+from tests.fakes.clusters import facts, inventory_gpu
 
 
 def state(*nodes: str, schedulable: bool = True) -> ClusterState:
     found = ClusterState()
     for name in nodes:
-        gpu = InventoryGpu(Gpu(f"GPU-{name}", 0, "NVIDIA H100", 80 * GIB, 80, GIB), free=80)
-        text = NodeInventory((gpu,), Topology.build([[0]], [[0]])).encode()
-        found.put_node(NodeFacts(name, text, schedulable))
+        gpu = inventory_gpu(name, 0, 80, model="NVIDIA H100")
+        found.put_node(facts(name, [gpu], schedulable=schedulable))
     found.put_class(ResourceClass("nvidia.h100"))
     return found
 

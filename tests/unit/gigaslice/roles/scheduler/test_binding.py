@@ -18,7 +18,7 @@ from gigaslice.kubeapi.client import ApiFailure, KubeAnswer
 from gigaslice.roles.scheduler.binding import Binder
 from gigaslice.roles.scheduler.placer import Placer
 from gigaslice.roles.scheduler.protocol import BindRequest
-from tests.unit.gigaslice.core.cluster.clusters import bound, container, facts, pod
+from tests.fakes.clusters import bound, container, facts, pod
 
 PATH = "/api/v1/namespaces/team/pods/pod-p"
 Answer = ApiFailure | dict[str, Any]

@@ -12,7 +12,7 @@ from gigaslice.core.dataset.source_spec import SourceSpec
 from gigaslice.core.model import DATASET_DRIVER, CsiVolume, Pod
 from gigaslice.roles.scheduler.datasets import DatasetIndex
 from gigaslice.roles.scheduler.placer import Placer
-from tests.unit.gigaslice.core.cluster.clusters import bound, container, facts, pod
+from tests.fakes.clusters import bound, container, facts, pod
 
 COCO, WIKI = "s3://b/coco", "s3://b/wiki"
 

@@ -12,7 +12,7 @@ import pytest
 from gigaslice.kubeapi.client import ApiFailure, KubeAnswer
 from gigaslice.kubeapi.lease import Inherited
 from gigaslice.roles.scheduler.election import Election, ElectionTimes
-from tests.unit.gigaslice.core.cluster.clusters import container, pod
+from tests.fakes.clusters import container, pod
 
 
 class SteeredLease:

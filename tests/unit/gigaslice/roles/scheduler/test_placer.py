@@ -15,7 +15,7 @@ from gigaslice.core.cluster.state import ClusterState
 from gigaslice.core.model import Pod
 from gigaslice.roles.scheduler.attempts import AttemptState
 from gigaslice.roles.scheduler.placer import Placer
-from tests.unit.gigaslice.core.cluster.clusters import bound, container, facts, inventory_gpu, pod, uuid
+from tests.fakes.clusters import bound, container, facts, inventory_gpu, pod, uuid
 
 RESERVE = 2.0
 

@@ -15,8 +15,8 @@ from gigaslice.core.cluster.refusal import RefusalReason
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.roles.scheduler.service import SchedulerService
 from gigaslice.roles.scheduler.settings import SchedulerSettings
+from tests.fakes.clusters import container, facts, pod
 from tests.fakes.kubeapi import ApiServer
-from tests.unit.gigaslice.core.cluster.clusters import container, facts, pod
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from gigaslice.core.cluster.refusal import Refusal, RefusalReason
 from gigaslice.core.cluster.state import ClusterState
 from gigaslice.core.model import Pod
 from gigaslice.roles.scheduler.waiting import RefusedPods
-from tests.unit.gigaslice.core.cluster.clusters import container, demand, pod
+from tests.fakes.clusters import container, demand, pod
 
 STATE = ClusterState()
 

@@ -5,25 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from gigaslice.core.classes.resource_class import parse_resource_class
-from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.core.cluster.inventory import NodeInventory
 from gigaslice.core.cluster.names import MEMORY_RESOURCE
-from gigaslice.core.model import Gpu, Topology
 from gigaslice.roles.webhook.facts import AdmissionFacts
+from tests.fakes.clusters import inventory_gpu, node_inventory
 
 Document = dict[str, Any]
-GIB = 1 << 30
 
 
 def inventory(*models: tuple[str, int], resource: str = MEMORY_RESOURCE) -> NodeInventory:
     """A node with such GPUs: model and slices of each."""
-    gpus = tuple(
-        InventoryGpu(
-            Gpu(f"GPU-{index}", index, model, slices * GIB, slices, GIB), free=slices, resource=resource
-        )
+    return node_inventory(
+        inventory_gpu("n", index, slices, model=model, resource=resource)
         for index, (model, slices) in enumerate(models)
     )
-    flat = [[0] * len(gpus) for _ in gpus]
-    return NodeInventory(gpus, Topology.build(flat, flat))
 
 
 def klass(name: str, model: str, **share: object) -> Document:

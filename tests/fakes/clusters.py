@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gigaslice.core.cluster.assignment import Assignment
@@ -14,15 +14,13 @@ from gigaslice.core.cluster.state import ClusterState
 from gigaslice.core.model import (
     AnnotationRights,
     ContainerKind,
-    Gpu,
-    LinkLevel,
     Pod,
     PodContainer,
     Share,
     Topology,
 )
+from tests.fakes.gpus import make_gpu, pairs_topology
 
-GIB = 1 << 30
 CHECKED = ClusterUnits(rights=AnnotationRights.CHECKED)
 """Of a cluster whose policy lets its pods write every annotation."""
 
@@ -32,23 +30,20 @@ def uuid(node: str, gpu: int) -> str:
 
 
 def inventory_gpu(node: str, index: int, slices: int = 16, **fields: Any) -> InventoryGpu:
-    """One GPU; fields of InventoryGpu, and model and memory_bytes of the GPU in it."""
-    model, memory = fields.pop("model", "NVIDIA A"), fields.pop("memory_bytes", slices * GIB)
-    host = fields.pop("host_bytes", 0)
-    unhealthy = fields.get("unhealthy", "")
-    gpu = Gpu(uuid(node, index), index, model, memory, slices, GIB, host_bytes=host, healthy=not unhealthy)
-    return InventoryGpu(gpu, **fields)
+    """One GPU, all of it free; fields of InventoryGpu, and of the Gpu in it."""
+    reported = {
+        key: fields.pop(key) for key in ("unhealthy", "free", "resource", "properties") if key in fields
+    }
+    own = {"model": "NVIDIA A", "uuid": uuid(node, index), "healthy": not reported.get("unhealthy"), **fields}
+    return InventoryGpu(make_gpu(index, slices, **own), **{"free": slices, **reported})
 
 
-def pairs_topology(size: int) -> Topology:
-    """GPUs 0 and 1, 2 and 3 and so on are pairs on a PCIe switch; halves are on sockets."""
-
-    def level(one: int, other: int) -> LinkLevel:
-        if one // 2 == other // 2:
-            return LinkLevel.SINGLE
-        return LinkLevel.NODE if one * 2 // size == other * 2 // size else LinkLevel.SYSTEM
-
-    return Topology.build([[level(i, j) for j in range(size)] for i in range(size)])
+def node_inventory(
+    gpus: Iterable[InventoryGpu], topology: Topology | None = None, **fields: Any
+) -> NodeInventory:
+    """What a node has; its GPUs are equally far apart."""
+    found = tuple(gpus)
+    return NodeInventory(found, topology or Topology.flat(len(found)), **fields)
 
 
 def facts(
