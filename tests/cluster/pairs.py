@@ -18,6 +18,7 @@ from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.names import ASSIGNMENT
 from tests.cluster import roles
 from tests.cluster.control_plane import ControlPlane, Refused, free_port, until
+from tests.fakes.kubeapi import new_pod
 from tests.integration.cluster import simulated_cluster
 
 SLICES = 16
@@ -119,7 +120,7 @@ class Burst:
             status = document.pop("status")
             status["allocatable"] |= {"cpu": "32", "memory": "64Gi", "pods": "200"}
             status["capacity"] = status["allocatable"]
-            self._api.post("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", **document})
+            self._api.post("/api/v1/nodes", document)
             self._api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
             self._api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
         return self
@@ -133,11 +134,11 @@ class Burst:
 
     def make(self, count: int, slices: int, prefix: str = "p") -> None:
         for number in range(count):
-            document = simulated_cluster.pod(f"{prefix}-{number}", slices)
-            del document["spec"]["priority"], document["status"]
-            document["spec"]["containers"][0]["image"] = "x"
-            document["spec"]["terminationGracePeriodSeconds"] = 0
-            self._api.post(self.pods, {"apiVersion": "v1", "kind": "Pod", **document})
+            document = new_pod(
+                f"{prefix}-{number}", simulated_cluster.asked(slices),
+                schedulerName=simulated_cluster.SCHEDULER, terminationGracePeriodSeconds=0,
+            )  # fmt: skip
+            self._api.post(self.pods, document)
 
     def items(self) -> list[Document]:
         end = time.monotonic() + 120

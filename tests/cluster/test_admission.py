@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.cluster.control_plane import Api, ControlPlane, Refused, free_port, path_of, until
+from tests.fakes.kubeapi import new_pod
 from tests.unit.docs.test_cluster_page import EXAMPLES
 from tests.unit.gigaslice.roles.controller.crd_schema import definition
 from tests.unit.gigaslice.roles.webhook.pods import inventory
@@ -75,22 +76,8 @@ def _acts(api: Api) -> bool:
     return found["spec"]["schedulerName"] == "gigaslice-scheduler"
 
 
-def pod(*limits: Document, init: tuple[Document, ...] = (), **spec: Any) -> Document:
-    def containers(kind: str, several: tuple[Document, ...]) -> list[Document]:
-        return [
-            {
-                "name": f"{kind}{number}",
-                "image": "x",
-                "resources": {"limits": {name: str(count) for name, count in one.items()}},
-            }
-            for number, one in enumerate(several)
-        ]
-
-    annotations = spec.pop("annotations", {})
-    return {
-        "metadata": {"name": f"p{next(_numbers)}", "annotations": annotations},
-        "spec": {"containers": containers("c", limits), "initContainers": containers("i", init), **spec},
-    }
+def pod(*limits: Document, **more: Any) -> Document:
+    return new_pod(f"p{next(_numbers)}", *limits, **more)
 
 
 def limits_of(document: Document, field: str = "containers", number: int = 0) -> Document:

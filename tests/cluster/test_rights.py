@@ -24,6 +24,7 @@ from gigaslice.core.model.annotations import ANNOTATIONS
 from gigaslice.core.model.options import PREFIX
 from gigaslice.kubeapi.access import Access
 from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, until
+from tests.fakes.kubeapi import new_pod
 from tests.unit.manifests.test_chart import listed
 
 NAMESPACE = "gigaslice"
@@ -67,8 +68,7 @@ def pods(namespace: str, *rest: str) -> str:
 
 
 def pod(annotations: dict[str, str]) -> Document:
-    metadata = {"name": f"p{next(_numbers)}", "annotations": annotations}
-    return {"metadata": metadata, "spec": {"containers": [{"name": "c0", "image": "x"}]}}
+    return new_pod(f"p{next(_numbers)}", {}, annotations=annotations)
 
 
 def refused(api: Api, namespace: str, key: str, text: str) -> bool:

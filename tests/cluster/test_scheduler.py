@@ -22,6 +22,7 @@ from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.names import ASSIGNMENT, INVENTORY
 from tests.cluster import roles
 from tests.cluster.control_plane import ControlPlane, free_port, until
+from tests.fakes.kubeapi import new_pod
 from tests.integration.cluster import simulated_cluster as world
 
 NAMESPACE = "scheduler-test"
@@ -81,19 +82,15 @@ class Cluster:
             status["capacity"] = status["allocatable"]
             document["metadata"]["labels"] = {"kubernetes.io/hostname": f"s-{name}"}
             api = self.plane.admin
-            api.post("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", **document})
+            api.post("/api/v1/nodes", document)
             api.patch(f"/api/v1/nodes/s-{name}/status", {"status": status})
             api.patch(f"/api/v1/nodes/s-{name}", {"spec": {"taints": None}})
 
     def pod(self, name: str, slices: int = 0, *, priority: str = "", **limits: int) -> None:
-        document = world.pod(name, slices, **limits)
-        spec = document["spec"]
-        del spec["priority"], document["status"]
-        spec["terminationGracePeriodSeconds"] = 0
-        spec["containers"][0]["image"] = "x"
+        spec = {"schedulerName": world.SCHEDULER, "terminationGracePeriodSeconds": 0}
         if priority:
             spec["priorityClassName"] = priority
-        self.plane.admin.post(PODS, {"apiVersion": "v1", "kind": "Pod", **document})
+        self.plane.admin.post(PODS, new_pod(name, world.asked(slices, **limits), **spec))
 
     def items(self) -> list[Document]:
         found: list[Document] = self.plane.admin.get(PODS)["items"]

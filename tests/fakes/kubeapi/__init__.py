@@ -7,13 +7,13 @@
         api.faults.append(Fault("POST", "/events", 503, count=2)); api.events(); api.writes
 
 resources.py: which kinds, and their paths · store.py: what a server does with objects · answers.py: status codes ·
-wire.py, server.py: HTTP and bad days · documents.py: pods · replay.py: another server, which only plays recorded
-answers · raw.py: one that sends any bytes.
+wire.py, server.py: HTTP and bad days · documents.py: pods and nodes · replay.py: another server, which only plays
+recorded answers · raw.py: one that sends any bytes.
 
 Plain HTTP on a free port of the loopback; a watch is a chunked answer with one line per event.
 """
 
-from tests.fakes.kubeapi.documents import NODE, pod_document, published
+from tests.fakes.kubeapi.documents import NODE, new_pod, node_document, pod_document, published
 from tests.fakes.kubeapi.server import ApiServer, Fault
 
-__all__ = ["NODE", "ApiServer", "Fault", "pod_document", "published"]
+__all__ = ["NODE", "ApiServer", "Fault", "new_pod", "node_document", "pod_document", "published"]

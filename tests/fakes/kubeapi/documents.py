@@ -1,4 +1,4 @@
-"""Documents of pods as an API server has them."""
+"""Documents of pods and nodes as an API server has them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from gigaslice.core.cluster.names import INVENTORY
+
 NODE = "node-a"
 
 
-def pod_document(
+def new_pod(
     name: str,
     *requests: Mapping[str, int],
-    namespace: str = "default",
     init: tuple[Mapping[str, int], ...] = (),
     sidecars: tuple[Mapping[str, int], ...] = (),
     annotations: Mapping[str, str] | None = None,
-    node: str = NODE,
-    uid: str | None = None,
-    controlled: bool = False,
+    **spec: Any,
 ) -> dict[str, Any]:
-    """A pod of containers c0, c1, …; init containers i0, …; sidecars s0, …, each with what it asks for."""
+    """A pod as a client sends it: containers c0, c1, …; init containers i0, …; sidecars s0, …, and what they ask for.
+
+    SPEC are other fields of its spec, under their names in the API.
+    """
 
     def containers(
         letter: str, requested: tuple[Mapping[str, int], ...], **more: object
@@ -35,25 +37,69 @@ def pod_document(
             for number, one in enumerate(requested)
         ]
 
-    metadata: dict[str, Any] = {
-        "namespace": namespace,
-        "name": name,
-        "uid": uid or str(uuid.uuid4()),
-        "annotations": dict(annotations or {}),
-        "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}],
-    }
-    if controlled:
-        metadata["ownerReferences"] = [{"kind": "ReplicaSet", "name": "r", "controller": True}]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": metadata,
+        "metadata": {"name": name}
+        if annotations is None
+        else {"name": name, "annotations": dict(annotations)},
         "spec": {
-            "nodeName": node,
             "initContainers": containers("i", init) + containers("s", sidecars, restartPolicy="Always"),
             "containers": containers("c", requests),
+            **spec,
         },
-        "status": {"phase": "Pending"},
+    }
+
+
+def pod_document(
+    name: str,
+    *requests: Mapping[str, int],
+    namespace: str = "default",
+    annotations: Mapping[str, str] | None = None,
+    node: str = NODE,
+    uid: str | None = None,
+    controlled: bool = False,
+    phase: str = "Pending",
+    **more: Any,
+) -> dict[str, Any]:
+    """A pod as an API server has it, on a node unless that is empty; MORE is as for new_pod()."""
+    if node:
+        more["nodeName"] = node
+    document = new_pod(name, *requests, annotations=annotations or {}, **more)
+    document["metadata"] |= {
+        "namespace": namespace,
+        "uid": uid or str(uuid.uuid4()),
+        "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}],
+    }
+    if controlled:
+        document["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "r", "controller": True}]
+    document["status"] = {"phase": phase}
+    return document
+
+
+def node_document(
+    name: str,
+    inventory: str | None = None,
+    *,
+    ready: bool = True,
+    schedulable: bool = True,
+    allocatable: Mapping[str, str] | None = None,
+    **metadata: Any,
+) -> dict[str, Any]:
+    """A node as an API server has it, with the inventory that its agent published; METADATA are fields of that."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {} if inventory is None else {INVENTORY: inventory},
+            **metadata,
+        },
+        "spec": {} if schedulable else {"unschedulable": True},
+        "status": {
+            "allocatable": dict(allocatable or {}),
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        },
     }
 
 

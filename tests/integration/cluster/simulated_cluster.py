@@ -17,7 +17,7 @@ from gigaslice.roles.scheduler.service import SchedulerService
 from gigaslice.roles.scheduler.settings import SchedulerSettings
 from tests.fakes.clusters import inventory_gpu, node_inventory
 from tests.fakes.eventually import until
-from tests.fakes.kubeapi import ApiServer
+from tests.fakes.kubeapi import ApiServer, new_pod, node_document
 from tests.fakes.kubeapi.store import Document
 from tests.fakes.scheduler import SchedulerStandIn
 
@@ -31,30 +31,20 @@ def inventory(name: str, gpus: int = 2, slices: int = 16, **fields: Any) -> str:
 
 
 def node(name: str, gpus: int = 2, slices: int = 16, **fields: Any) -> Document:
-    return {
-        "metadata": {"name": name, "annotations": {INVENTORY: inventory(name, gpus, slices, **fields)}},
-        "spec": {},
-        "status": {
-            "allocatable": {MEMORY_RESOURCE: str(gpus * slices), GPU_RESOURCE: str(gpus)},
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    }
+    allocatable = {MEMORY_RESOURCE: str(gpus * slices), GPU_RESOURCE: str(gpus)}
+    return node_document(name, inventory(name, gpus, slices, **fields), allocatable=allocatable)
 
 
 def pod(name: str, slices: int = 0, *, priority: int = 0, **limits: int) -> Document:
-    asked = {MEMORY_RESOURCE: slices} if slices else {}
-    asked |= {key.replace("__", "/"): count for key, count in limits.items()}
-    return {
-        "metadata": {"name": name},
-        "spec": {
-            "schedulerName": SCHEDULER,
-            "priority": priority,
-            "containers": [
-                {"name": "main", "resources": {"limits": {key: str(value) for key, value in asked.items()}}}
-            ],
-        },
-        "status": {"phase": "Pending"},
-    }
+    """A pod that waits for its scheduler; of LIMITS, __ stands for a slash."""
+    document = new_pod(name, asked(slices, **limits), schedulerName=SCHEDULER, priority=priority)
+    return {**document, "status": {"phase": "Pending"}}
+
+
+def asked(slices: int = 0, **limits: int) -> dict[str, int]:
+    """What a container asks for; of LIMITS, __ stands for a slash."""
+    memory = {MEMORY_RESOURCE: slices} if slices else {}
+    return memory | {key.replace("__", "/"): count for key, count in limits.items()}
 
 
 @contextlib.asynccontextmanager

@@ -31,7 +31,7 @@ from gigaslice.roles.webhook.complete import completion_patch
 from gigaslice.runtime.metrics import Exposition
 from tests.fakes.clusters import inventory_gpu, node_inventory
 from tests.fakes.eventually import until
-from tests.fakes.kubeapi import ApiServer, Fault
+from tests.fakes.kubeapi import ApiServer, Fault, node_document, pod_document
 
 CLASSES, GPUS = "resourceclasses", "extendedresources"
 GIB = 1 << 30
@@ -49,21 +49,14 @@ def node(
     if text is None:
         found = [inventory_gpu(name, index, 80, uuid=gpu, model=model) for index, gpu in enumerate(gpus)]
         text = node_inventory(found, whole_resource=whole).encode()
-    conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
-    metadata = {"name": name, "annotations": {"gigaslice.io/inventory": text}}
-    return {"kind": "Node", "metadata": metadata, "spec": {}, "status": {"conditions": conditions}}
+    return node_document(name, text, ready=ready)
 
 
 def pod(
     name: str, limits: dict[str, int], node_name: str = "", assignment: str = "", phase: str = "Pending"
 ) -> dict[str, Any]:
     annotations = {"gigaslice.io/assignment": assignment} if assignment else {}
-    resources = {"limits": {key: str(value) for key, value in limits.items()}}
-    spec: dict[str, Any] = {"containers": [{"name": "c", "resources": resources}]}
-    if node_name:
-        spec["nodeName"] = node_name
-    metadata = {"name": name, "namespace": "default", "annotations": annotations}
-    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": phase}}
+    return pod_document(name, limits, node=node_name, annotations=annotations, phase=phase, uid=f"uid-{name}")
 
 
 def free_port() -> int:
@@ -146,10 +139,10 @@ def test_gpus_and_classes_of_the_cluster_are_kept(api: ApiServer, tmp_path: Path
         async with controller(api, tmp_path):
             await until(lambda: phases(api) == {"n1-gpu-1": "Available", "n1-gpu-2": "Available"})
             await until(lambda: free(api, "nvidia.h100") == 2 and free(api, "mine") == 2)
-            api.put("pods", pod("p", {"gigaslice.io/gpu": 1}, "n1", '{"c":[["GPU-1",80,100]]}'))
+            api.put("pods", pod("p", {"gigaslice.io/gpu": 1}, "n1", '{"c0":[["GPU-1",80,100]]}'))
             await until(lambda: phases(api)["n1-gpu-1"] == "Pending")
             await until(lambda: free(api, "nvidia.h100") == 1)
-            running = pod("p", {"gigaslice.io/gpu": 1}, "n1", '{"c":[["GPU-1",80,100]]}', "Running")
+            running = pod("p", {"gigaslice.io/gpu": 1}, "n1", '{"c0":[["GPU-1",80,100]]}', "Running")
             api.put("pods", running)
             await until(lambda: phases(api)["n1-gpu-1"] == "Bound")
             assert api.named(GPUS)["n1-gpu-1"]["status"]["podRefs"][0]["name"] == "p"
@@ -526,8 +519,8 @@ def test_metrics_show_the_cluster(api: ApiServer, tmp_path: Path):
     async def main() -> None:
         api.put("nodes", node("n1", "GPU-1", "GPU-2", "GPU-3"))
         api.put("nodes", node("old", text="{}"))
-        api.put("pods", pod("p", {"gigaslice.io/vgpu-memory": 20}, "n1", '{"c":[["GPU-1",20]]}'))
-        api.put("pods", pod("q", {"gigaslice.io/gpu": 1}, "n1", '{"c":[["GPU-2",80,100]]}'))
+        api.put("pods", pod("p", {"gigaslice.io/vgpu-memory": 20}, "n1", '{"c0":[["GPU-1",20]]}'))
+        api.put("pods", pod("q", {"gigaslice.io/gpu": 1}, "n1", '{"c0":[["GPU-2",80,100]]}'))
         api.put("pods", pod("large", {"gigaslice.io/vgpu-memory": 500}))
         async with controller(api, tmp_path) as parts:
 

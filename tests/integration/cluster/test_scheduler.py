@@ -29,7 +29,7 @@ def test_a_pod_gets_its_node_and_its_gpus_in_one_write(reply, calls):
         made = api.create("pods", pod("p", 8))
         await until(lambda: bound(api))
         found = api.get("pods", "p", "default")
-        shares = Assignment.decode(found["metadata"]["annotations"][ASSIGNMENT]).containers["main"]
+        shares = Assignment.decode(found["metadata"]["annotations"][ASSIGNMENT]).containers["c0"]
         assert [share.slices for share in shares] == [8]
         assert shares[0].gpu.startswith(f"GPU-{found['spec']['nodeName']}-")
         ((_, path, body, status),) = [one for one in api.writes if one[0] == "POST"]

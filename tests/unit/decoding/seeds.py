@@ -15,7 +15,7 @@ from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.inventory import NodeInventory
-from gigaslice.core.cluster.names import ASSIGNMENT, INVENTORY
+from gigaslice.core.cluster.names import ASSIGNMENT
 from gigaslice.core.dataset.listing import Entry, EntryKind, Listing
 from gigaslice.core.dataset.objects import CachedDataset, DatasetNode, DatasetUse
 from gigaslice.core.dataset.pack_manifest import PackManifest, PackRange
@@ -23,7 +23,7 @@ from gigaslice.core.deviceplugin.origin import Owner
 from gigaslice.core.model import DATASET_DRIVER, AnnotationRights, Occupant, Share
 from tests.fakes.clusters import inventory_gpu
 from tests.fakes.gpus import pairs_topology
-from tests.fakes.kubeapi import pod_document
+from tests.fakes.kubeapi import node_document, pod_document
 from tests.fakes.kubeapi.replay import FOLDER
 from tests.fakes.nodes import allocation, uuid
 from vcuda import contract
@@ -158,18 +158,14 @@ def pods() -> tuple[Document, ...]:
 def nodes() -> tuple[Document, ...]:
     """Nodes: recorded ones, and with the inventory of an agent."""
     return tuple(
-        {
-            "kind": "Node",
-            "metadata": {
-                "name": f"n-{number}",
-                "uid": f"u-{number}",
-                "resourceVersion": "9",
-                "labels": {"kubernetes.io/hostname": f"n-{number}"},
-                "annotations": {INVENTORY: text},
-            },
-            "spec": {"unschedulable": bool(number)},
-            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
-        }
+        node_document(
+            f"n-{number}",
+            text,
+            schedulable=not number,
+            uid=f"u-{number}",
+            resourceVersion="9",
+            labels={"kubernetes.io/hostname": f"n-{number}"},
+        )
         for number, text in enumerate(inventories())
     ) + recorded("metadata", "status", kind="Node", most=2)
 

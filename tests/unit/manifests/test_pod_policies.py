@@ -15,6 +15,7 @@ from gigaslice.core.model import AnnotationRights, Pod, PodContainer
 from gigaslice.core.model.annotations import ANNOTATIONS, Annotation, parse_options
 from gigaslice.core.model.options import PREFIX, RequestOptions, SliceUnit
 from gigaslice.core.units import parse_bytes
+from tests.fakes.kubeapi import new_pod
 from tests.unit.manifests.cel import Policy, Request
 from tests.unit.manifests.test_chart import CHECKED, ROOT, documents_of, helm, listed
 
@@ -51,9 +52,7 @@ MESSAGE = {row.name: f'{row.option.namespace_label}: "true" on the Namespace' fo
 
 
 def pod(annotations: dict[str, str] | None = None) -> Document:
-    metadata = {"name": "p"} if annotations is None else {"name": "p", "annotations": annotations}
-    spec = {"containers": [{"name": name} for name in CONTAINERS], "initContainers": [{"name": "i0"}]}
-    return {"metadata": metadata, "spec": spec}
+    return new_pod("p", *({} for _ in CONTAINERS), init=({},), annotations=annotations)
 
 
 def update(old: dict[str, str] | None, new: dict[str, str] | None, part: str = "", **more: Any) -> Request:
@@ -324,15 +323,8 @@ def test_a_namespace_with_the_label_has_its_gpus_counted_by_classes():
     }
     required = Policy(rules["ValidatingAdmissionPolicy"])
 
-    def refused(*limits: dict[str, str], init: tuple[dict[str, str], ...] = ()) -> bool:
-        def containers(several: tuple[dict[str, str], ...]) -> list[Document]:
-            return [
-                {"name": f"c{number}", "resources": {"limits": one}} for number, one in enumerate(several)
-            ]
-
-        spec = {"containers": containers(limits), "initContainers": containers(init)}
-        annotated = {"gigaslice.io/gpu-type": "H100"}
-        document = {"metadata": {"name": "p", "annotations": annotated}, "spec": spec}
+    def refused(*limits: dict[str, int], init: tuple[dict[str, int], ...] = ()) -> bool:
+        document = new_pod("p", *limits, init=init, annotations={"gigaslice.io/gpu-type": "H100"})
         return bool(required.refusals(Request("CREATE", document)))
 
     memory, h100 = {"gigaslice.io/vgpu-memory": "8"}, {"gpuclass.gigaslice.io/h100": "1"}

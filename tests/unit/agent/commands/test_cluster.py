@@ -10,12 +10,11 @@ import yaml
 
 from agent.cli import main
 from agent.commands.cluster import target
-from gigaslice.core.cluster.names import INVENTORY
 from gigaslice.core.cluster.state import NodeFacts
 from gigaslice.core.errors import ConfigError
 from gigaslice.core.model import AnnotationRights, Occupant, Pod, PodContainer, Share
 from tests.fakes.clusters import bound, container, facts, inventory_gpu, pod, uuid
-from tests.fakes.kubeapi import ApiServer, Fault
+from tests.fakes.kubeapi import ApiServer, Fault, node_document
 
 CLASSES = "/apis/gigaslice.io/v1alpha1/resourceclasses"
 
@@ -35,14 +34,9 @@ def api():
 
 
 def put_node(api: ApiServer, found: NodeFacts) -> None:
-    annotations = {} if found.inventory_text is None else {INVENTORY: found.inventory_text}
     api.create(
         "nodes",
-        {
-            "metadata": {"name": found.name, "annotations": annotations},
-            "spec": {} if found.schedulable else {"unschedulable": True},
-            "status": {"conditions": [{"type": "Ready", "status": "True" if found.ready else "False"}]},
-        },
+        node_document(found.name, found.inventory_text, schedulable=found.schedulable, ready=found.ready),
     )
 
 

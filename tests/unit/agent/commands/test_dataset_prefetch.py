@@ -12,7 +12,7 @@ import yaml
 from agent import cli
 from gigaslice.core.dataset.objects import DRIVER, CachedDataset, DatasetNode
 from gigaslice.core.dataset.prefetch import RUN_LABEL
-from tests.fakes.kubeapi import ApiServer, Fault
+from tests.fakes.kubeapi import ApiServer, Fault, node_document
 
 READY = {"conditions": [{"type": "PodReadyToStartContainers", "status": "True"}]}
 PULL_FAILED = {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}
@@ -27,16 +27,12 @@ def node_of(pod):
     return terms["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
 
 
-def a_node(name, labels):
-    conditions = [{"type": "Ready", "status": "True"}]
-    return {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {"conditions": conditions}}
-
-
 @pytest.fixture
 def api():
     with ApiServer() as server:
         for name in NODES:
-            server.create("nodes", a_node(name, {"gpu": "yes"} if name != "node-c" else {}))
+            labels = {"gpu": "yes"} if name != "node-c" else {}
+            server.create("nodes", node_document(name, labels=labels))
             server.create("csinodes", {"metadata": {"name": name}, "spec": {"drivers": [{"name": DRIVER}]}})
         dataset = {"metadata": {"name": "coco", "namespace": "team"}, "spec": {"source": SOURCE}}
         server.create("datasets", dataset, "team")
