@@ -8,9 +8,9 @@ from agent.deviceplugin.requester import ContainerMatch
 from gigaslice.core.deviceplugin.lifetime import ListedPod
 from gigaslice.core.deviceplugin.origin import Owner
 from gigaslice.core.errors import KubeletError
-from gigaslice.core.kube.decode import parse_pod
-from tests.fakes.kubeapi import pod_document
+from gigaslice.core.model import Share
 from tests.fakes.nodes import allocation
+from tests.fakes.pods import gpu_pod
 
 GPU = "gigaslice.io/vgpu-memory"
 
@@ -65,7 +65,7 @@ def world(store):
     return pods, cluster, AdmissionResolver(store, pods, cluster, GPU, clock=lambda: cluster.now)
 
 
-POD = parse_pod(pod_document("p", {GPU: 4}))
+POD = gpu_pod("p", 4)
 
 
 def test_a_known_pod_is_found_without_waiting(world):
@@ -109,9 +109,7 @@ def test_for_an_api_server_that_is_not_answering_the_watch_is_hardly_waited_for(
 
 def test_among_assigned_pods_the_api_server_is_waited_for_longer(world):
     _pods, cluster, admissions = world
-    other = parse_pod(
-        pod_document("q", {GPU: 4}, annotations={"gigaslice.io/assignment": '{"c0":[["GPU-1",4]]}'})
-    )
+    other = gpu_pod("q", 4, assigned={"c0": (Share("GPU-1", 4),)})
     cluster.known["default", "q"] = other
     assert asyncio.run(admissions.identify(4)).requester is None
     assert cluster.now == pytest.approx(3.0)
@@ -134,7 +132,7 @@ def test_a_pod_that_the_server_does_not_have_either_stays_unknown(world):
 
 def test_the_pod_that_is_read_wins_over_the_one_of_its_name_that_the_watch_still_shows(world, store):
     _pods, cluster, admissions = world
-    former = parse_pod(pod_document("p", {GPU: 4}, uid="former"))
+    former = gpu_pod("p", 4, uid="former")
     cluster.known["default", "p"] = former
     owner = Owner(former.uid, former.namespace, former.name, "c0", init=False)
     store.remember(store.table.with_allocation(allocation(1, (0, range(4)), owner=owner)))

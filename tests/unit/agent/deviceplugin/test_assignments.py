@@ -7,15 +7,12 @@ import pytest
 
 import vcuda
 from agent.deviceplugin.prestart import StartTimes
-from gigaslice.core.cluster.assignment import Assignment
-from gigaslice.core.cluster.names import ASSIGNMENT
 from gigaslice.core.deviceplugin.origin import plugin
 from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
-from gigaslice.core.kube.decode import parse_pod
 from gigaslice.core.model import Share
-from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import GIB, all_device_ids, device_ids, inventory, uuid
 from tests.fakes.plugin_calls import allocate, pre_start, prefer, refusal
+from tests.fakes.pods import gpu_pod
 from vcuda import contract
 
 GPU, CLASS = "gigaslice.io/vgpu-memory", "gpuclass.gigaslice.io/nvidia.l4"
@@ -24,18 +21,6 @@ GPU, CLASS = "gigaslice.io/vgpu-memory", "gpuclass.gigaslice.io/nvidia.l4"
 @pytest.fixture
 def times():
     return StartTimes(patience=0.2)
-
-
-def pod(name, *counts, assigned=None, classes=(), init=(), uid="", controlled=False, **annotations):
-    full = {"gigaslice.io/" + key: text for key, text in annotations.items()}
-    if assigned is not None:
-        full[ASSIGNMENT] = assigned if isinstance(assigned, str) else Assignment(assigned).encode()
-    requests = [{GPU: count, **dict.fromkeys(classes, 1)} for count in counts]
-    document = pod_document(
-        name, *requests, init=tuple({GPU: count} for count in init), annotations=full,
-        uid=uid or f"uid-{name}", controlled=controlled,
-    )  # fmt: skip
-    return parse_pod(document)
 
 
 def pages(store):
@@ -55,7 +40,7 @@ async def visible(stub, chosen):
 
 
 def test_the_assigned_gpus_are_preferred_given_and_limited(call, cluster, store):
-    cluster.put(pod("a", 8, assigned={"c0": (Share(uuid(0), 3, 20), Share(uuid(1), 5))}))
+    cluster.put(gpu_pod("a", 8, assigned={"c0": (Share(uuid(0), 3, 20), Share(uuid(1), 5))}))
 
     async def story(stub):
         chosen = await prefer(stub, 8)
@@ -72,7 +57,7 @@ def test_the_assigned_gpus_are_preferred_given_and_limited(call, cluster, store)
     "chosen", [device_ids(0, *range(8)), device_ids(1, *range(4)) | device_ids(0, 0, 1, 2, 3)]
 )
 def test_device_ids_of_any_name_get_the_assigned_gpu(call, cluster, store, chosen):
-    cluster.put(pod("a", 8, assigned={"c0": (Share(uuid(1), 8),)}))
+    cluster.put(gpu_pod("a", 8, assigned={"c0": (Share(uuid(1), 8),)}))
 
     async def story(stub):
         assert await visible(stub, chosen) == [uuid(1)]
@@ -84,7 +69,7 @@ def test_device_ids_of_any_name_get_the_assigned_gpu(call, cluster, store, chose
 
 def test_annotations_go_on_meaning_what_they_mean_and_choose_nothing(call, cluster, store):
     cluster.put(
-        pod("a", 8, assigned={"c0": (Share(uuid(1), 8, 30),)}, cores="30", elastic="true",
+        gpu_pod("a", 8, assigned={"c0": (Share(uuid(1), 8, 30),)}, cores="30", elastic="true",
             **{"gpu-type": "H100"})
     )  # fmt: skip
 
@@ -102,7 +87,7 @@ def test_annotations_go_on_meaning_what_they_mean_and_choose_nothing(call, clust
 ])  # fmt: skip
 def test_a_container_with_gpus_of_its_own_has_the_compute_that_was_asked_for(call, cluster, store, cores):
     asked, assigned, limit = cores
-    cluster.put(pod("a", 8, assigned={"c0": (Share(uuid(0), 8, assigned),)}, exclusive="true", **asked))
+    cluster.put(gpu_pod("a", 8, assigned={"c0": (Share(uuid(0), 8, assigned),)}, exclusive="true", **asked))
 
     async def story(stub):
         await visible(stub, device_ids(0, *range(8)))
@@ -123,7 +108,7 @@ def test_a_container_with_gpus_of_its_own_has_the_compute_that_was_asked_for(cal
 def test_what_cannot_be_executed_is_refused_with_an_event_and_no_other_gpu_is_given(
     call, cluster, store, assigned, says
 ):
-    cluster.put(pod("a", 8, assigned=assigned))
+    cluster.put(gpu_pod("a", 8, assigned=assigned))
 
     async def story(stub):
         assert await prefer(stub, 8) == []
@@ -137,7 +122,7 @@ def test_what_cannot_be_executed_is_refused_with_an_event_and_no_other_gpu_is_gi
 
 
 def test_a_class_that_no_scheduler_of_ours_has_seen_is_refused(call, cluster, store):
-    cluster.put(pod("a", 8, classes=(CLASS,)))
+    cluster.put(gpu_pod("a", 8, also={CLASS: 1}))
 
     async def story(stub):
         said = await refusal(stub.Allocate(allocate(device_ids(0, *range(8)))))
@@ -150,12 +135,12 @@ def test_a_class_that_no_scheduler_of_ours_has_seen_is_refused(call, cluster, st
 
 
 def test_pods_without_an_assignment_are_placed_around_those_with_one(call, cluster, kubelet, store):
-    cluster.put(pod("sent", 20, assigned={"c0": (Share(uuid(0), 20),)}))
+    cluster.put(gpu_pod("sent", 20, assigned={"c0": (Share(uuid(0), 20),)}))
 
     async def story(stub):
         await visible(stub, device_ids(1, *range(20)))
         kubelet.holding["default", "sent"] = frozenset({"c0"})
-        cluster.put(pod("plain", 8))
+        cluster.put(gpu_pod("plain", 8))
         assert await visible(stub, device_ids(0, *range(8))) == [uuid(1)]
         await stub.PreStartContainer(pre_start(device_ids(0, *range(8))))
 
@@ -164,12 +149,12 @@ def test_pods_without_an_assignment_are_placed_around_those_with_one(call, clust
 
 
 def test_an_assignment_onto_what_another_pod_holds_waits_and_says_so(call, cluster, kubelet, store):
-    cluster.put(pod("plain", 20))
+    cluster.put(gpu_pod("plain", 20))
 
     async def story(stub):
         on = (await visible(stub, device_ids(0, *range(20))))[0]
         kubelet.holding["default", "plain"] = frozenset({"c0"})
-        cluster.put(pod("sent", 8, assigned={"c0": (Share(on, 8),)}))
+        cluster.put(gpu_pod("sent", 8, assigned={"c0": (Share(on, 8),)}))
         chosen = device_ids(1, *range(8))
         assert await visible(stub, chosen) == [on]
         assert "waiting for 4 GiB of " + on in await refusal(stub.PreStartContainer(pre_start(chosen)))
@@ -190,14 +175,14 @@ def test_who_is_on_a_gpu_may_start_again_while_an_assignment_waits_for_it(
 ):
     """The later one waits for the earlier one, and never the other way round."""
     (held, asked), (slices, cores, annotations) = there, sent
-    cluster.put(pod("first", held, **asked))
+    cluster.put(gpu_pod("first", held, **asked))
 
     async def story(stub):
         first, later = device_ids(0, *range(held)), device_ids(1, *range(slices))
         (on,) = await visible(stub, first)
         kubelet.holding["default", "first"] = frozenset({"c0"})
         await stub.PreStartContainer(pre_start(first))
-        cluster.put(pod("sent", slices, assigned={"c0": (Share(on, slices, cores),)}, **annotations))
+        cluster.put(gpu_pod("sent", slices, assigned={"c0": (Share(on, slices, cores),)}, **annotations))
         assert await visible(stub, later) == [on]
         await stub.PreStartContainer(pre_start(first))
         assert "waiting for" in await refusal(stub.PreStartContainer(pre_start(later)))
@@ -207,7 +192,7 @@ def test_who_is_on_a_gpu_may_start_again_while_an_assignment_waits_for_it(
 
 def test_a_cordoned_gpu_is_waited_for_by_an_assignment(call, cluster, gpus, store):
     gpus.replace(replace(inventory(unhealthy=(0,)), cordoned=frozenset({uuid(0)})))
-    cluster.put(pod("sent", 8, assigned={"c0": (Share(uuid(0), 8),)}))
+    cluster.put(gpu_pod("sent", 8, assigned={"c0": (Share(uuid(0), 8),)}))
 
     async def story(stub):
         chosen = device_ids(1, *range(8))
@@ -223,7 +208,7 @@ def test_a_cordoned_gpu_is_waited_for_by_an_assignment(call, cluster, gpus, stor
 
 def test_an_unhealthy_gpu_is_waited_for_and_not_replaced(call, cluster, gpus, store):
     gpus.replace(inventory(unhealthy=(0,)))
-    cluster.put(pod("sent", 8, assigned={"c0": (Share(uuid(0), 8),)}))
+    cluster.put(gpu_pod("sent", 8, assigned={"c0": (Share(uuid(0), 8),)}))
 
     async def story(stub):
         chosen = device_ids(1, *range(8))
@@ -237,14 +222,14 @@ def test_an_unhealthy_gpu_is_waited_for_and_not_replaced(call, cluster, gpus, st
 
 def test_an_init_container_lends_what_the_scheduler_counted(call, cluster, kubelet, store):
     """Two GPUs are full but for what the init container has of them: its pod must not wait for itself."""
-    cluster.put(pod("full", 44, assigned={"c0": (Share(uuid(0), 22), Share(uuid(1), 22))}))
+    cluster.put(gpu_pod("full", 44, assigned={"c0": (Share(uuid(0), 22), Share(uuid(1), 22))}))
     one, other = device_ids(0, 22, 23), device_ids(1, 22, 23)
 
     async def story(stub):
         await visible(stub, frozenset(all_device_ids(inventory())) - one - other)
         kubelet.holding["default", "full"] = frozenset({"c0"})
         both = (Share(uuid(0), 2), Share(uuid(1), 2))
-        cluster.put(pod("p", 2, init=(4,), assigned={"i0": both, "c0": (Share(uuid(0), 2),)}))
+        cluster.put(gpu_pod("p", 2, init=(4,), assigned={"i0": both, "c0": (Share(uuid(0), 2),)}))
         assert await visible(stub, one | other) == [uuid(0), uuid(1)]
         assert await visible(stub, other) == [uuid(0)]
         await stub.PreStartContainer(pre_start(one | other))
@@ -255,7 +240,7 @@ def test_an_init_container_lends_what_the_scheduler_counted(call, cluster, kubel
 
 def test_a_lost_allocation_is_restored_with_what_was_assigned(call, cluster, kept, store):
     """The names of its device IDs say nothing of its GPUs; its pod does."""
-    cluster.put(pod("a", 8, assigned={"c0": (Share(uuid(0), 3, 20), Share(uuid(1), 5))}))
+    cluster.put(gpu_pod("a", 8, assigned={"c0": (Share(uuid(0), 3, 20), Share(uuid(1), 5))}))
     chosen = device_ids(0, *range(8))
 
     async def story(stub):
@@ -284,7 +269,7 @@ def test_a_pod_that_the_watch_shows_while_the_agent_waits_gets_its_gpus(call, cl
         calling = asyncio.ensure_future(stub.Allocate(allocate(device_ids(0, *range(8)))))
         await asyncio.sleep(0.1)
         kubelet.hidden = []
-        cluster.put(pod("late", 8, assigned={"c0": (Share(uuid(1), 8),)}))
+        cluster.put(gpu_pod("late", 8, assigned={"c0": (Share(uuid(1), 8),)}))
         (answer,) = (await calling).container_responses
         assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == uuid(1)
 
@@ -298,7 +283,7 @@ def test_a_wrong_guess_never_starts_and_the_pod_is_made_anew(call, cluster, kube
     async def story(stub):
         chosen = device_ids(0, *range(8))
         assert await visible(stub, chosen) == [uuid(0)]
-        cluster.put(pod("late", 8, assigned={"c0": (Share(uuid(1), 8),)}, controlled=True))
+        cluster.put(gpu_pod("late", 8, assigned={"c0": (Share(uuid(1), 8),)}, controlled=True))
         for _ in range(2):
             said = await refusal(stub.PreStartContainer(pre_start(chosen)))
             assert f"it was assigned 8 slices of {uuid(1)}; delete the pod" in said
@@ -317,7 +302,7 @@ def test_a_right_guess_of_the_gpus_is_given_the_assigned_parts_of_them(call, clu
     async def story(stub):
         chosen = device_ids(0, *range(24)) | device_ids(1, *range(8))
         assert await visible(stub, chosen) == [uuid(0), uuid(1)]
-        cluster.put(pod("late", 32, assigned={"c0": (Share(uuid(0), 20, 50), Share(uuid(1), 12, 50))}))
+        cluster.put(gpu_pod("late", 32, assigned={"c0": (Share(uuid(0), 20, 50), Share(uuid(1), 12, 50))}))
         await stub.PreStartContainer(pre_start(chosen))
 
     call(story)
@@ -329,7 +314,7 @@ def test_a_guess_that_was_assigned_more_than_there_is_waits_behind_who_is_there(
     call, cluster, kubelet, store
 ):
     """It was guessed to fit, and what it was assigned does not: the container before it may start again."""
-    cluster.put(pod("first", 8))
+    cluster.put(gpu_pod("first", 8))
 
     async def story(stub):
         first = device_ids(1, *range(16, 24))
@@ -340,7 +325,7 @@ def test_a_guess_that_was_assigned_more_than_there_is_waits_behind_who_is_there(
         late = device_ids(0, *range(24)) | device_ids(1, *range(8))
         assert await visible(stub, late) == [uuid(0), uuid(1)]
         parts = {uuid(0): 12, uuid(1): 12, on: 20}
-        cluster.put(pod("late", 32, assigned={"c0": tuple(Share(gpu, parts[gpu]) for gpu in parts)}))
+        cluster.put(gpu_pod("late", 32, assigned={"c0": tuple(Share(gpu, parts[gpu]) for gpu in parts)}))
         assert f"waiting for 4 GiB of {on}" in await refusal(stub.PreStartContainer(pre_start(late)))
         await stub.PreStartContainer(pre_start(first))
 
@@ -353,7 +338,7 @@ def test_a_late_pod_with_a_class_and_no_assignment_never_starts(call, cluster, k
     async def story(stub):
         chosen = device_ids(0, *range(8))
         await visible(stub, chosen)
-        cluster.put(pod("late", 8, classes=(CLASS,)))
+        cluster.put(gpu_pod("late", 8, also={CLASS: 1}))
         assert "no scheduler of gigaslice" in await refusal(stub.PreStartContainer(pre_start(chosen)))
 
     call(story)
@@ -361,7 +346,7 @@ def test_a_late_pod_with_a_class_and_no_assignment_never_starts(call, cluster, k
 
 
 def test_the_assignment_of_the_pod_that_had_the_name_before_is_not_executed(call, cluster, kubelet, store):
-    cluster.put(pod("web-0", 8, assigned={"c0": (Share(uuid(0), 8),)}, uid="old"))
+    cluster.put(gpu_pod("web-0", 8, assigned={"c0": (Share(uuid(0), 8),)}, uid="old"))
 
     async def story(stub):
         await visible(stub, device_ids(0, *range(8)))
@@ -372,7 +357,7 @@ def test_the_assignment_of_the_pod_that_had_the_name_before_is_not_executed(call
         assert plugin(store.table.allocations[-1]).undecided
         assert "waiting for the pod's annotations" in await refusal(stub.PreStartContainer(pre_start(later)))
         on = next(iter(store.table.allocations[-1].quota()))
-        cluster.put(pod("web-0", 8, assigned={"c0": (Share(on, 8),)}, uid="new"))
+        cluster.put(gpu_pod("web-0", 8, assigned={"c0": (Share(on, 8),)}, uid="new"))
         await stub.PreStartContainer(pre_start(later))
 
     call(story)
@@ -382,7 +367,7 @@ def test_the_assignment_of_the_pod_that_had_the_name_before_is_not_executed(call
 def test_on_a_node_with_assigned_pods_an_unknown_one_never_starts_with_defaults(
     call, cluster, kubelet, store
 ):
-    cluster.put(pod("sent", 8, assigned={"c0": (Share(uuid(0), 8),)}))
+    cluster.put(gpu_pod("sent", 8, assigned={"c0": (Share(uuid(0), 8),)}))
 
     async def story(stub):
         await visible(stub, device_ids(0, *range(8)))

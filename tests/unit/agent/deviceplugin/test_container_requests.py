@@ -13,10 +13,9 @@ from agent.deviceplugin.settlement import Settler
 from agent.inventory.source import Inventory
 from gigaslice.core.allocation.table import AllocationOptions, LiveLimit
 from gigaslice.core.deviceplugin.origin import held, plugin
-from gigaslice.core.kube.decode import parse_pod
 from gigaslice.core.model import Topology
-from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import all_device_ids, device_ids, inventory, uuid
+from tests.fakes.pods import gpu_pod
 from tests.unit.agent.conftest import make_allocator
 from vcuda import contract
 
@@ -39,12 +38,6 @@ class Node:
         self.allocator = make_allocator(store, self.found)
         self.free = set(all_device_ids(self.found))
 
-    def pod(self, name, *requests, init=(), **annotations):
-        full = {"gigaslice.io/" + key.replace("_", "-"): text for key, text in annotations.items()}
-        wanted = [{GPU: count} for count in requests]
-        init = tuple({GPU: count} for count in init)
-        return parse_pod(pod_document(name, *wanted, init=init, annotations=full, uid=f"uid-{name}"))
-
     def admit(self, pod, prefer=True, lent=frozenset()):
         """Allocations of all its containers, one after the other."""
         allocations = []
@@ -65,7 +58,7 @@ class Node:
         return allocations
 
     def one(self, name, size, **annotations):
-        (allocation,) = self.admit(self.pod(name, size, **annotations))
+        (allocation,) = self.admit(gpu_pod(name, size, **annotations))
         return allocation
 
     def parts(self, allocation):
@@ -133,24 +126,24 @@ def test_exclusive_waits_for_all_others_to_go(node):
 
 
 def test_the_containers_of_an_exclusive_pod_are_no_strangers_to_each_other(node):
-    one, two, three = node.admit(node.pod("a", 2, 3, 8, exclusive="true"))
+    one, two, three = node.admit(gpu_pod("a", 2, 3, 8, exclusive="true"))
     assert node.parts(one).keys() == node.parts(two).keys() != node.parts(three).keys()
     assert [node.allocator.service.start_blocker(allocation) for allocation in (one, two, three)] == [
         None
     ] * 3
-    init, app = node.admit(node.pod("b", 4, init=(4,), exclusive="true"))
+    init, app = node.admit(gpu_pod("b", 4, init=(4,), exclusive="true"))
     assert node.parts(init).keys() == node.parts(app).keys()
     assert [node.allocator.service.start_blocker(allocation) for allocation in (init, app)] == [None] * 2
 
 
 def test_an_exclusive_container_has_the_compute_that_it_asks_for_and_its_pod_the_rest(node):
     alone, beside, last = node.admit(
-        node.pod("a", 2, 2, 2, exclusive="true", gpu_uuid=uuid(0), **{"cores.c0": "30", "cores.c1": "70"})
+        gpu_pod("a", 2, 2, 2, exclusive="true", gpu_uuid=uuid(0), **{"cores.c0": "30", "cores.c1": "70"})
     )
     assert [one.cores_of(uuid(0)) for one in (alone, beside, last)] == [30, 70, 0]
     assert [node.allocator.service.start_blocker(one) for one in (alone, beside, last)] == [None] * 3
     with pytest.raises(ImpossibleError, match="and 60% of its compute to other containers of the pod"):
-        node.admit(node.pod("b", 2, 2, exclusive="true", cores="60", gpu_uuid=uuid(1)))
+        node.admit(gpu_pod("b", 2, 2, exclusive="true", cores="60", gpu_uuid=uuid(1)))
 
 
 @pytest.mark.parametrize("size, others, annotations", [
@@ -162,7 +155,7 @@ def test_an_exclusive_container_has_the_compute_that_it_asks_for_and_its_pod_the
 def test_an_exclusive_container_waits_for_others_and_never_for_its_own_pod(node, size, others, annotations):
     """Beside the first container of its pod is no room for it, and there never will be."""
     strangers = [node.one(f"f{number}", others, gpu_uuid=uuid(number)) for number in range(1, GPUS)]
-    first, alone = node.admit(node.pod("a", *size, **annotations, **{"gpu_uuid.c0": uuid(0)}))
+    first, alone = node.admit(gpu_pod("a", *size, **annotations, **{"gpu_uuid.c0": uuid(0)}))
     on = set(node.parts(alone))
     assert uuid(0) not in on and "default/f" in node.allocator.service.start_blocker(alone)
     node.store.update(node.store.table.with_ended([one.id for one in strangers]))
@@ -172,7 +165,7 @@ def test_an_exclusive_container_waits_for_others_and_never_for_its_own_pod(node,
 
 def test_an_exclusive_container_is_not_beside_others_because_its_pod_is(node):
     node.one("other", 2, gpu_uuid=uuid(1))
-    first, alone = node.admit(node.pod("a", 2, 2, **{"gpu_uuid.c0": uuid(1), "exclusive.c1": "true"}))
+    first, alone = node.admit(gpu_pod("a", 2, 2, **{"gpu_uuid.c0": uuid(1), "exclusive.c1": "true"}))
     assert set(node.parts(first)) == {uuid(1)} and set(node.parts(alone)).isdisjoint({uuid(1)})
     assert node.allocator.service.start_blocker(alone) is None
 
@@ -182,7 +175,7 @@ def test_what_an_init_container_has_is_waited_for(node):
     for number in range(1, GPUS):
         node.one(f"f{number}", 8, gpu_uuid=uuid(number))
     said = {"cores.i0": "80", "cores.c0": "40", "exclusive.c0": "true", "exclusive.i0": "true"}
-    init, app = node.admit(node.pod("a", 4, init=(8,), **said))
+    init, app = node.admit(gpu_pod("a", 4, init=(8,), **said))
     assert set(node.parts(init)) == set(node.parts(app)) == {uuid(0)}
     assert [node.allocator.service.start_blocker(one) for one in (init, app)] == [None, None]
 
@@ -191,16 +184,16 @@ def test_all_containers_on_one_gpu(node):
     for number in range(GPUS):
         node.one(f"f{number}", 4 if number else 3, gpu_uuid=uuid(number))
     node.one("more", 3, gpu_uuid=uuid(2))  # a fragment that the first container would fill
-    allocations = node.admit(node.pod("a", 1, 2, 2, same_gpu="true"))
+    allocations = node.admit(gpu_pod("a", 1, 2, 2, same_gpu="true"))
     assert {frozenset(node.parts(allocation)) for allocation in allocations} == {frozenset({uuid(0)})}
     assert not any(allocation.waiting for allocation in allocations)
-    apart = node.admit(node.pod("b", 1, 4))
+    apart = node.admit(gpu_pod("b", 1, 4))
     assert len({frozenset(node.parts(allocation)) for allocation in apart}) == 2
 
 
 def test_more_on_one_gpu_than_it_has_can_never_be(node):
     with pytest.raises(ImpossibleError, match="8"):
-        node.admit(node.pod("a", 9, same_gpu="true"))
+        node.admit(gpu_pod("a", 9, same_gpu="true"))
 
 
 @pytest.mark.parametrize("requests, init, annotations, says", [
@@ -218,7 +211,7 @@ def test_containers_that_never_fit_one_gpu_together_are_told_at_once(node, reque
     for number in range(GPUS):
         node.one(f"f{number}", 1, gpu_uuid=uuid(number))
     with pytest.raises(ImpossibleError, match=says) as caught:
-        node.admit(node.pod("a", *requests, init=init, **annotations))
+        node.admit(gpu_pod("a", *requests, init=init, **annotations))
     assert "gigaslice.io/same-gpu" in str(caught.value)
 
 
@@ -231,10 +224,10 @@ def test_containers_that_never_fit_one_gpu_together_are_told_at_once(node, reque
 def test_containers_that_fit_one_gpu_together_are_placed_or_wait_for_others(
     node, requests, init, annotations
 ):
-    allocations = node.admit(node.pod("a", *requests, init=init, **annotations))
+    allocations = node.admit(gpu_pod("a", *requests, init=init, **annotations))
     assert len({frozenset(node.parts(allocation)) for allocation in allocations}) == 1
     assert not any(allocation.waiting for allocation in allocations)
-    late = node.admit(node.pod("b", 3, 3, same_gpu="true", gpu_uuid=next(iter(node.parts(allocations[0])))))
+    late = node.admit(gpu_pod("b", 3, 3, same_gpu="true", gpu_uuid=next(iter(node.parts(allocations[0])))))
     assert len({frozenset(node.parts(allocation)) for allocation in late}) == 1
 
 
@@ -247,7 +240,7 @@ def test_containers_that_fit_one_gpu_together_are_placed_or_wait_for_others(
     {"gpus": "2", "memory": "1,1,2", "gpu_uuid": uuid(1), "exclude_gpu_uuid": uuid(1)},
 ])  # fmt: skip
 def test_contradictions_hold_a_pod_back_and_do_not_fail_it(node, annotations):
-    pod = node.pod("a", 4, **annotations)
+    pod = gpu_pod("a", 4, **annotations)
     (allocation,) = node.admit(pod)
     (remark,) = remarks(node.allocator, Requester(pod, pod.containers[0]), allocation)
     assert plugin(allocation).undecided and "annotations to be corrected: gigaslice.io/" in remark
@@ -255,7 +248,7 @@ def test_contradictions_hold_a_pod_back_and_do_not_fail_it(node, annotations):
         Settler(node.store, node.allocator).settle(allocation, Requester(pod, pod.containers[0])).reason
         == remark
     )
-    better = node.pod("a", 4)
+    better = gpu_pod("a", 4)
     assert (
         Settler(node.store, node.allocator).settle(allocation, Requester(better, better.containers[0])).reason
         is None
@@ -263,7 +256,7 @@ def test_contradictions_hold_a_pod_back_and_do_not_fail_it(node, annotations):
 
 
 def test_what_has_no_effect_on_a_container_is_said_of_it(node):
-    pod = node.pod("a", 4, elastic="3", oversubscribe="true")
+    pod = gpu_pod("a", 4, elastic="3", oversubscribe="true")
     (allocation,) = node.admit(pod)
     elastic, host = remarks(node.allocator, Requester(pod, pod.containers[0]), allocation)
     assert "3 slices are no more than the 4" in elastic and "no host memory" in host
@@ -293,14 +286,14 @@ def test_what_is_for_later_is_kept(node):
 
 
 def test_a_mistake_is_placed_without_it_and_held_back_until_it_is_corrected(node):
-    pod = node.pod("a", 4, gpus="two", cores="30")
+    pod = gpu_pod("a", 4, gpus="two", cores="30")
     (allocation,) = node.admit(pod)
     assert plugin(allocation).undecided and len(node.parts(allocation)) == 1
     (remark,) = remarks(node.allocator, Requester(pod, pod.containers[0]))
     assert 'gigaslice.io/gpus: "two" must be a whole number' in remark
     settled = Settler(node.store, node.allocator).settle(allocation, Requester(pod, pod.containers[0]))
     assert settled.reason == remark and not settled.remake
-    better = node.pod("a", 4, gpus="1", cores="40")
+    better = gpu_pod("a", 4, gpus="1", cores="40")
     assert (
         Settler(node.store, node.allocator).settle(allocation, Requester(better, better.containers[0])).reason
         is None
@@ -312,19 +305,19 @@ def test_a_mistake_is_placed_without_it_and_held_back_until_it_is_corrected(node
 
 
 def test_a_correction_that_needs_other_gpus_needs_another_pod(node):
-    pod = node.pod("a", 4, gpus="two")
+    pod = gpu_pod("a", 4, gpus="two")
     (allocation,) = node.admit(pod)
-    better = node.pod("a", 4, gpus="2")
+    better = gpu_pod("a", 4, gpus="2")
     settled = Settler(node.store, node.allocator).settle(allocation, Requester(better, better.containers[0]))
     assert settled.remake and "delete the pod" in settled.reason
     assert plugin(node.store.table.find(allocation.id)).undecided
 
 
 def test_a_correction_on_the_same_gpus_may_move_memory_between_them(node):
-    pod = node.pod("a", 8, gpus="2", elastic="lots")
+    pod = gpu_pod("a", 8, gpus="2", elastic="lots")
     (allocation,) = node.admit(pod)
     assert sorted(node.parts(allocation).values()) == [4, 4]
-    better = node.pod("a", 8, memory="3,5")
+    better = gpu_pod("a", 8, memory="3,5")
     assert (
         Settler(node.store, node.allocator).settle(allocation, Requester(better, better.containers[0])).reason
         is None
@@ -346,7 +339,7 @@ def test_what_no_client_could_tell_is_decided_later(node):
         and plugin(allocation).owner is None
         and plugin(allocation).suspects == ("default/a",)
     )
-    pod = node.pod("a", 2, exclusive="true")
+    pod = gpu_pod("a", 2, exclusive="true")
     assert (
         Settler(node.store, node.allocator).settle(allocation, Requester(pod, pod.containers[0])).reason
         is None
@@ -364,17 +357,17 @@ def test_without_access_nothing_is_undecided(node):
 
 
 def test_device_ids_of_another_gpu_than_the_options_allows_are_counted_and_not_followed(node):
-    pod = node.pod("a", 2, gpu_uuid=uuid(3))
+    pod = gpu_pod("a", 2, gpu_uuid=uuid(3))
     (allocation,) = node.admit(pod, prefer=False)
     assert named(allocation) == {uuid(0)} and set(node.parts(allocation)) == {uuid(3)}
 
 
 def test_init_containers_lend_by_name_and_a_pod_of_another_uid_lends_nothing(node):
-    init, app = node.admit(node.pod("a", 2, init=(4,)))
+    init, app = node.admit(gpu_pod("a", 2, init=(4,)))
     assert plugin(app).supersedes == (init.id,)
     kept = node.store.table.find(init.id)
     assert len(held(kept)) == 2 and not kept.ended
-    other = node.pod("b", 2)
+    other = gpu_pod("b", 2)
     node.allocator.allocate(
         [sorted(plugin(app).device_ids)], ContainerMatch(Requester(other, other.containers[0]))
     )
@@ -391,13 +384,13 @@ def test_more_gpus_only_where_none_with_fewer_has_room(store, chosen):
     found = Inventory((*small, replace(large, model="NVIDIA H100")), Topology.flat(3))
     node = Node(store)
     node.allocator = make_allocator(store, found)
-    first = node.pod("first", 30)
+    first = gpu_pod("first", 30)
     (one,) = node.allocator.allocate([chosen], ContainerMatch(Requester(first, first.containers[0])))
     assert node.parts(one) == {uuid(2): 30}
     node.store.update(node.store.table.without([one.id]))
     (full,) = node.allocator.allocate([device_ids(2, *range(30, 80))])
     node.store.update(node.store.table.replaced([replace(full, limits=(LiveLimit(uuid(2), 80 << 30),))]))
-    whole = node.pod("whole", 30, gpus="1")
+    whole = gpu_pod("whole", 30, gpus="1")
     (waits,) = node.allocator.allocate([chosen], ContainerMatch(Requester(whole, whole.containers[0])))
     assert node.parts(waits) == {uuid(2): 30} and waits.waiting
     node.store.update(node.store.table.without([waits.id]))

@@ -14,23 +14,15 @@ from agent.deviceplugin import prestart, settlement
 from agent.deviceplugin.prestart import StartTimes
 from gigaslice.core.deviceplugin.origin import plugin, with_origin
 from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
-from gigaslice.core.kube.decode import parse_pod
-from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import device_ids, uuid
 from tests.fakes.plugin_calls import allocate, pre_start, prefer, refusal
+from tests.fakes.pods import gpu_pod
 
 GPU = "gigaslice.io/vgpu-memory"
 
 
-def pod(name, count, controlled=False, **annotations):
-    full = {"gigaslice.io/" + key.replace("_", "-"): text for key, text in annotations.items()}
-    return parse_pod(
-        pod_document(name, {GPU: count}, annotations=full, controlled=controlled, uid=f"uid-{name}")
-    )
-
-
 def test_a_pods_annotations_reach_preference_and_allocation_and_it_is_told(call, cluster, store):
-    cluster.put(pod("a", 8, gpus="2"))
+    cluster.put(gpu_pod("a", 8, gpus="2"))
 
     async def story(stub):
         chosen = await prefer(stub, 8)
@@ -46,7 +38,7 @@ def test_a_pods_annotations_reach_preference_and_allocation_and_it_is_told(call,
 
 
 def test_a_request_that_can_never_fit_is_said_on_the_pod_too(call, cluster):
-    cluster.put(pod("a", 2, gpu_type="H100"))
+    cluster.put(gpu_pod("a", 2, gpu_type="H100"))
 
     async def story(stub):
         assert "no GPU of type H100" in await refusal(stub.Allocate(allocate(device_ids(0, 1, 2))))
@@ -56,7 +48,7 @@ def test_a_request_that_can_never_fit_is_said_on_the_pod_too(call, cluster):
 
 
 def test_a_mistake_is_said_at_once_and_the_start_waits_for_its_correction(call, cluster):
-    cluster.put(pod("a", 2, cores="lots"))
+    cluster.put(gpu_pod("a", 2, cores="lots"))
 
     async def story(stub):
         chosen = await prefer(stub, 2)
@@ -65,14 +57,14 @@ def test_a_mistake_is_said_at_once_and_the_start_waits_for_its_correction(call, 
         assert 'gigaslice.io/cores: "lots" must be a whole number from 0 to 100' in text
         assert text == await refusal(stub.PreStartContainer(pre_start(chosen)))
         assert cluster.said("WaitingForGPU") == [text]
-        cluster.put(pod("a", 2, cores="20"))
+        cluster.put(gpu_pod("a", 2, cores="20"))
         await stub.PreStartContainer(pre_start(chosen))
 
     call(story, StartTimes(patience=0.2))
 
 
 def test_an_annotation_that_is_nearly_one_is_mentioned(call, cluster):
-    cluster.put(pod("a", 2, exklusive="true"))
+    cluster.put(gpu_pod("a", 2, exklusive="true"))
 
     async def story(stub):
         chosen = await prefer(stub, 2)
@@ -93,7 +85,7 @@ def test_a_pod_that_the_watch_shows_too_late_starts_with_what_it_wanted(call, cl
         starting = asyncio.ensure_future(stub.PreStartContainer(pre_start(chosen)))
         await asyncio.sleep(0.3)
         assert not starting.done()
-        cluster.put(pod("late", 2, exclusive="true", cores="30"))
+        cluster.put(gpu_pod("late", 2, exclusive="true", cores="30"))
         await starting
 
     call(story)
@@ -111,10 +103,10 @@ def test_one_that_must_be_made_anew_is_evicted_if_something_makes_it_anew(call, 
     async def story(stub):
         chosen = await prefer(stub, 2)
         await stub.Allocate(allocate(chosen))
-        cluster.put(pod("late", 2, gpus="2"))
+        cluster.put(gpu_pod("late", 2, gpus="2"))
         assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(chosen)))
         assert cluster.evicted == [], "nothing would bring a bare pod back"
-        cluster.put(pod("late", 2, gpus="2", controlled=True))
+        cluster.put(gpu_pod("late", 2, gpus="2", controlled=True))
         for _ in range(2):
             assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(chosen)))
         assert len(cluster.evicted) == 1
@@ -133,7 +125,7 @@ def test_what_a_start_decides_is_on_the_disk_before_the_container_starts(
     async def story(stub):
         chosen = await prefer(stub, 2)
         await stub.Allocate(allocate(chosen))
-        cluster.put(pod("late", 2, cores="30"))
+        cluster.put(gpu_pod("late", 2, cores="30"))
         await stub.PreStartContainer(pre_start(chosen))
 
     call(story)
@@ -153,7 +145,7 @@ def test_a_container_that_waited_for_room_starts_after_that_is_on_the_disk(
             ("b", 18, device_ids(1, *range(18))),
             ("late", 8, device_ids(0, 18, 19, 20, 21) | device_ids(1, 18, 19, 20, 21)),
         ):
-            cluster.put(pod(name, size))
+            cluster.put(gpu_pod(name, size))
             await stub.Allocate(allocate(chosen))
             kubelet.holding["default", name] = frozenset({"c0"})
         assert "waiting for" in await refusal(stub.PreStartContainer(pre_start(chosen)))
@@ -204,7 +196,7 @@ def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, 
     async def story(stub):
         chosen = await prefer(stub, 2)
         await stub.Allocate(allocate(chosen))
-        cluster.put(pod("late", 2, gpus="2", controlled=True))
+        cluster.put(gpu_pod("late", 2, gpus="2", controlled=True))
         assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(chosen)))
         assert asked == [True], "not ten times a second"
         assert not cluster.said("EvictionPending"), "no event announces what does not come"
@@ -257,7 +249,7 @@ def test_an_event_says_what_the_start_of_a_pod_waits_for(call, cluster, kubelet)
             ("b", 18, device_ids(1, *range(18))),
             ("late", 8, device_ids(0, 18, 19, 20, 21) | device_ids(1, 18, 19, 20, 21)),
         ):
-            cluster.put(pod(name, size))
+            cluster.put(gpu_pod(name, size))
             await stub.Allocate(allocate(chosen))
             kubelet.holding["default", name] = frozenset({"c0"})
         text = await refusal(stub.PreStartContainer(pre_start(chosen)))
@@ -274,7 +266,7 @@ async def fill_and_ask(stub, cluster, kubelet):
         ("b", 18, device_ids(1, *range(18))),
         ("late", 8, device_ids(0, 18, 19, 20, 21) | device_ids(1, 18, 19, 20, 21)),
     ):
-        cluster.put(pod(name, size))
+        cluster.put(gpu_pod(name, size))
         await stub.Allocate(allocate(chosen))
         kubelet.holding["default", name] = frozenset({"c0"})
     return chosen
@@ -316,7 +308,7 @@ def test_held_starts_that_are_paced_slowly_go_on_at_once_when_memory_becomes_fre
 
 
 def ending(cluster):
-    cluster.put(replace(pod("late", 8), ending=True))
+    cluster.put(replace(gpu_pod("late", 8), ending=True))
 
 
 def gone(cluster):
@@ -324,7 +316,7 @@ def gone(cluster):
 
 
 def remade(cluster):
-    cluster.put(replace(pod("late", 8), uid="another"))
+    cluster.put(replace(gpu_pod("late", 8), uid="another"))
 
 
 def unseen(cluster):
@@ -354,19 +346,19 @@ def test_devices_of_a_living_pod_that_the_kubelet_hands_out_again_leave_it_what_
     call, cluster, kubelet, store
 ):
     """It has lost its checkpoint: 18 of 24 GiB stay the first pod's, and the second one is placed beside it."""
-    cluster.put(replace(pod("a", 18), phase="Running"))
+    cluster.put(replace(gpu_pod("a", 18), phase="Running"))
 
     async def story(stub):
         await stub.Allocate(allocate(await prefer(stub, 18)))
         (first,) = store.table.allocations
         store.update(store.table.replaced([with_origin(first, container=plugin(first).ref)]))
-        cluster.put(pod("b", 24))
+        cluster.put(gpu_pod("b", 24))
         (answer,) = (await stub.Allocate(allocate(await prefer(stub, 24)))).container_responses
         assert answer.envs["NVIDIA_VISIBLE_DEVICES"] not in first.quota()
         first, second = store.table.allocations
         assert (plugin(first).forgotten, first.ended, sum(first.promised.values())) == (True, False, 18 << 30)
         assert not second.waiting
-        cluster.put(pod("c", 10))
+        cluster.put(gpu_pod("c", 10))
         chosen = await prefer(stub, 10)
         await stub.Allocate(allocate(chosen))
         assert store.table.allocations[-1].waiting
@@ -377,7 +369,7 @@ def test_devices_of_a_living_pod_that_the_kubelet_hands_out_again_leave_it_what_
 
 def test_a_deleted_pod_on_another_gpu_than_its_devices_say_counts_no_more(call, cluster, store):
     """The kubelet does not ask for a preference when it needs all that is aligned, so it does not show what is free."""
-    cluster.put(replace(pod("a", 8, gpu_uuid=uuid(0)), phase="Running"))
+    cluster.put(replace(gpu_pod("a", 8, gpu_uuid=uuid(0)), phase="Running"))
 
     async def story(stub):
         await stub.Allocate(allocate(device_ids(1, *range(8))))
@@ -385,7 +377,7 @@ def test_a_deleted_pod_on_another_gpu_than_its_devices_say_counts_no_more(call, 
         assert list(first.quota()) == [uuid(0)]
         store.update(store.table.replaced([with_origin(first, container=plugin(first).ref)]))
         cluster.pods.clear()
-        cluster.put(pod("b", 24))
+        cluster.put(gpu_pod("b", 24))
         (answer,) = (await stub.Allocate(allocate(device_ids(0, *range(24))))).container_responses
         assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == uuid(0), "aligned, as the kubelet chose"
 
@@ -410,13 +402,13 @@ def kept_of(allocation, store, **changes):
 
 def test_the_kubelets_checkpoint_says_which_of_two_is_meant(call, cluster, kept, store):
     """The same devices for two living pods: each start is for the one whose mounts are replayed."""
-    cluster.put(replace(pod("a", 24), phase="Running"))
+    cluster.put(replace(gpu_pod("a", 24), phase="Running"))
 
     async def story(stub):
         await stub.Allocate(allocate(device_ids(0, *range(24))))
         (first,) = store.table.allocations
         store.update(store.table.replaced([with_origin(first, container=plugin(first).ref)]))
-        cluster.put(pod("b", 24))
+        cluster.put(gpu_pod("b", 24))
         await stub.Allocate(allocate(device_ids(0, *range(24))))
         second = store.table.allocations[1]
         assert list(first.quota()) != list(second.quota())
@@ -454,7 +446,7 @@ def test_an_allocation_that_cannot_be_restored_where_its_mounts_point_does_not_s
 
 def test_a_lost_allocation_is_restored_with_what_its_pod_asked_for(call, cluster, kept, store):
     """Its share of compute is on the pod: with the memory alone it would have all of it."""
-    cluster.put(pod("a", 2, cores="30"))
+    cluster.put(gpu_pod("a", 2, cores="30"))
 
     async def story(stub):
         await stub.Allocate(allocate(device_ids(0, 1, 2)))

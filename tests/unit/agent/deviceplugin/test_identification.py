@@ -4,9 +4,8 @@ from agent.deviceplugin.identification import identify
 from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.deviceplugin.lifetime import ListedPod
 from gigaslice.core.deviceplugin.origin import Owner
-from gigaslice.core.kube.decode import parse_pod
-from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import allocation
+from tests.fakes.pods import gpu_pod
 
 GPU = "gigaslice.io/vgpu-memory"
 
@@ -15,10 +14,8 @@ class World:
     def __init__(self):
         self.pods, self.listed, self.table = {}, [], AllocationTable()
 
-    def pod(self, name, *requests, holding=(), listed=True, seen=True, phase="Pending", **more):
-        document = pod_document(name, *({GPU: n} if n else {} for n in requests), uid=f"uid-{name}", **more)
-        document["status"]["phase"] = phase
-        pod = parse_pod(document)
+    def pod(self, name, *counts, holding=(), listed=True, seen=True, **more):
+        pod = gpu_pod(name, *counts, **more)
         if seen:
             self.pods[pod.namespace, pod.name] = pod
         if listed:
@@ -65,7 +62,7 @@ def test_several_containers_in_their_order():
 
 def test_init_containers_come_first_and_are_never_listed():
     world = World()
-    pod = world.pod("p", 3, init=({GPU: 3}, {GPU: 1}), sidecars=({GPU: 2},))
+    pod = world.pod("p", 3, init=(3, 1), sidecars=(2,))
     order = []
     for size in (3, 1, 2, 3):
         found = world.ask(size).requester
@@ -78,7 +75,7 @@ def test_init_containers_come_first_and_are_never_listed():
 
 def test_an_init_container_of_a_pod_that_is_past_it_is_none():
     world = World()
-    world.pod("old", 3, init=({GPU: 5},), holding=["c0"])  # from before the allocation table knew owners
+    world.pod("old", 3, init=(5,), holding=["c0"])  # from before the allocation table knew owners
     world.pod("new", 5)
     assert world.name(5) == "new/c0"
 
@@ -111,5 +108,5 @@ def test_two_that_could_be_it_are_none():
     world.pod("b", 8)
     assert world.ask(8).requester is None
     assert world.ask(8).possible == ("default/a", "default/b"), "the allocation lives as long as one of them"
-    world.pods["default", "a"] = parse_pod({**pod_document("a", {GPU: 8}), "status": {"phase": "Running"}})
+    world.pods["default", "a"] = gpu_pod("a", 8, uid="another", phase="Running")
     assert world.name(8) == "b/c0", "what runs has been requester"

@@ -4,10 +4,9 @@ import pytest
 
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.requester import ContainerMatch, Requester
-from gigaslice.core.kube.decode import parse_pod
 from tests.fakes.cluster import MemoryCluster
-from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import device_ids, uuid
+from tests.fakes.pods import gpu_pod
 
 GPU = "gigaslice.io/vgpu-memory"
 
@@ -15,7 +14,7 @@ GPU = "gigaslice.io/vgpu-memory"
 @pytest.mark.parametrize("asked, mistakes", [("1", []), ("two", ['"two" must be a whole number'])])
 def test_a_pod_is_told_what_it_got_and_which_annotations_are_wrong(allocator, asked, mistakes):
     cluster = MemoryCluster()
-    pod = parse_pod(pod_document("p", {GPU: 2}, uid="uid-p", annotations={"gigaslice.io/gpus": asked}))
+    pod = gpu_pod("p", 2, gpus=asked)
     identified = ContainerMatch(Requester(pod, pod.containers[0]))
     made = allocator.allocate([device_ids(0, 1, 2)], identified)
     PodEvents(allocator, cluster).allocated(identified, made)

@@ -12,10 +12,9 @@ from gigaslice.core.deviceplugin.lifetime import Listed
 from gigaslice.core.deviceplugin.origin import plugin
 from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
 from gigaslice.core.errors import KubeletError
-from gigaslice.core.kube.decode import parse_pod
 from tests.fakes.cluster import MemoryCluster
-from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import GIB, ListedKubelet, device_ids, uuid
+from tests.fakes.pods import gpu_pod
 from tests.fakes.served import poller_of
 from vcuda import contract
 
@@ -160,7 +159,7 @@ def cluster():
 
 
 def known(name="p", uid="uid-p", **more):
-    return replace(parse_pod(pod_document(name, {"r": 2}, uid=uid)), phase="Running", **more)
+    return replace(gpu_pod(name, 2, uid=uid, phase="Running"), **more)
 
 
 def test_lists_of_a_kubelet_that_was_just_started_count_for_nothing(store, allocator, kubelet, poller):

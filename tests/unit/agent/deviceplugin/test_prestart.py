@@ -8,11 +8,10 @@ from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.prestart import StartTimes
 from agent.deviceplugin.requester import ContainerMatch
 from gigaslice.core.deviceplugin.origin import plugin
-from gigaslice.core.kube.decode import parse_pod
 from gigaslice.core.model import AnnotationRights
 from tests.fakes.cluster import MemoryCluster
-from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import device_allocator, device_ids
+from tests.fakes.pods import gpu_pod
 from tests.fakes.served import start_decider
 
 GPU = "gigaslice.io/vgpu-memory"
@@ -71,9 +70,7 @@ def test_a_held_call_decides_a_few_times_and_leaves_the_rest_of_its_time_to_othe
 
 def test_a_start_makes_use_of_annotations_that_came_late(node):
     made = node.allocate("default/p")
-    node.cluster.put(
-        parse_pod(pod_document("p", {GPU: 2}, uid="uid-p", annotations={"gigaslice.io/cores": "30"}))
-    )
+    node.cluster.put(gpu_pod("p", 2, cores="30"))
     assert node.start(made) is None
     settled = node.found(made)
     assert (plugin(settled).undecided, plugin(settled).owner.uid, settled.policy.cores) == (

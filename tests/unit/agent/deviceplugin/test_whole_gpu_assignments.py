@@ -12,13 +12,10 @@ from agent.deviceplugin.prestart import StartTimes
 from agent.deviceplugin.whole_gpus import WholeGpus
 from agent.inventory.holder import InventoryHolder
 from agent.providers.resource import NotYetError, RefusedError
-from gigaslice.core.cluster.assignment import Assignment
-from gigaslice.core.cluster.names import ASSIGNMENT
 from gigaslice.core.deviceplugin.origin import plugin
-from gigaslice.core.kube.decode import parse_pod
 from gigaslice.core.model import Share
-from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import allocation, device_allocator, inventory, uuid
+from tests.fakes.pods import gpu_pod
 from tests.fakes.served import start_decider
 
 WHOLE, CLASS = "gigaslice.io/gpu", "gpuclass.gigaslice.io/nvidia.l4"
@@ -57,21 +54,15 @@ def whole(store, gpus, cluster, kubelet, withheld, *, times):
     return WholeGpus(parts, gpus, withheld.append)
 
 
-def pod(name, count, *gpus, slices=24, classes=(), init=0, init_gpus=(), **more):
-    containers = {"c0": tuple(Share(uuid(gpu), slices, 100) for gpu in gpus)}
-    if init_gpus:
-        containers["i0"] = tuple(Share(uuid(gpu), slices, 100) for gpu in init_gpus)
-    annotations = {ASSIGNMENT: Assignment(containers).encode()} if gpus else {}
-    return parse_pod(
-        pod_document(
-            name,
-            {WHOLE: count, **dict.fromkeys(classes, count)},
-            init=({WHOLE: init},) if init else (),
-            annotations=annotations,
-            uid=f"uid-{name}",
-            **more,
-        )
-    )
+def pod(name, count, *gpus, slices=24, init_gpus=(), **more):
+    """A pod that asks for COUNT whole GPUs; GPUS and INIT_GPUS are those that it was assigned."""
+    named = {"c0": gpus, "i0": init_gpus}
+    assigned = {
+        container: tuple(Share(uuid(gpu), slices, 100) for gpu in chosen)
+        for container, chosen in named.items()
+        if chosen
+    }
+    return gpu_pod(name, count, resource=WHOLE, assigned=assigned or None, **more)
 
 
 def names(*numbers):
@@ -152,7 +143,7 @@ def test_what_cannot_be_executed_is_refused_with_an_event(whole, cluster, store)
         assert "names " + uuid(7) in await refused(pod("unknown", 2, 1, 7))
         assert "1 whole GPU, and it asks for 2 whole GPUs" in await refused(pod("few", 2, 1))
         assert "and it asks for 2 whole GPUs" in await refused(pod("parts", 2, 1, 2, slices=12))
-        assert "no scheduler of gigaslice" in await refused(pod("class", 2, classes=(CLASS,)))
+        assert "no scheduler of gigaslice" in await refused(pod("class", 2, also={CLASS: 2}))
 
     asyncio.run(story())
     assert len(set(cluster.said("AssignmentNotExecutable"))) == 4  # the sender counts repetitions
@@ -192,7 +183,7 @@ def test_a_wrong_guess_never_starts_and_a_right_one_does(whole, cluster, kubelet
 
 
 def test_an_init_container_lends_the_gpu_that_the_later_one_has(whole, cluster, store):
-    cluster.put(pod("p", 1, 0, init=2, init_gpus=(0, 1)))
+    cluster.put(pod("p", 1, 0, init=(2,), init_gpus=(0, 1)))
 
     async def story():
         assert await given(whole, 0, 1) == names(0, 1)

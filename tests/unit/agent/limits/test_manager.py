@@ -23,12 +23,11 @@ from agent.persistence.store import Store
 from gigaslice.core.allocation.table import AllocationOptions
 from gigaslice.core.deviceplugin.handing_out import with_freed
 from gigaslice.core.deviceplugin.origin import plugin
-from gigaslice.core.kube.decode import parse_pod
 from gigaslice.core.limits.live_limits import ResizeRefusal
 from gigaslice.core.model import ANNOTATIONS, AnnotationRights
 from tests.fakes.cluster import MemoryCluster
-from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import GIB, device_allocator, device_ids, inventory, uuid
+from tests.fakes.pods import gpu_pod
 from vcuda import contract
 
 GPU = "gigaslice.io/vgpu-memory"
@@ -76,12 +75,8 @@ class Node:
     def withhold(self, found):
         self.shown = found
 
-    def pod(self, name, *requests, init=(), **annotations):
-        full = {"gigaslice.io/" + key.replace("_", "-"): text for key, text in annotations.items()}
-        asked = [{GPU: count} for count in requests]
-        init = tuple({GPU: count} for count in init)
-        document = pod_document(name, *asked, init=init, annotations=full, uid=f"uid-{name}")
-        return self.cluster.put(parse_pod(document))
+    def pod(self, name, *counts, **more):
+        return self.cluster.put(gpu_pod(name, *counts, **more))
 
     def admit(self, name, numbers, gpu=0, container=0, **annotations):
         pod = self.pod(name, len(numbers), **annotations)

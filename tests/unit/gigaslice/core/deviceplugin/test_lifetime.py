@@ -7,9 +7,8 @@ import pytest
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.deviceplugin.lifetime import Evidence, Listed, Liveness, PodListing, liveness
 from gigaslice.core.deviceplugin.origin import Owner, plugin
-from gigaslice.core.kube.decode import parse_pod
-from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import allocation, device_ids, table
+from tests.fakes.pods import gpu_pod
 
 ALIVE, DOUBTFUL, OVER = Liveness.ALIVE, Liveness.DOUBTFUL, Liveness.EXPIRED
 REF = ContainerRef("default", "web-0", "c0")
@@ -20,9 +19,8 @@ HERE, GONE_FROM_LIST = frozenset({"default/web-0"}), frozenset({"default/other"}
 
 
 def pod(uid="uid-1", phase="Running", mirror=False, **more):
-    notes = {"kubernetes.io/config.mirror": "x"} if mirror else {}
-    made = parse_pod(pod_document("web-0", {"r": 4}, uid=uid, annotations=notes))
-    return replace(made, phase=phase, **more)
+    annotations = {"kubernetes.io/config.mirror": "x"} if mirror else {}
+    return replace(gpu_pod("web-0", 4, uid=uid, phase=phase, **annotations), **more)
 
 
 def api(*pods):
