@@ -13,6 +13,7 @@ import grpc
 
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as pb
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
+from tests.fakes.kubelet import ContainerSpec
 
 RESOURCE = "example.com/thing"
 
@@ -20,6 +21,11 @@ RESOURCE = "example.com/thing"
 def device(ident: str, node: int | None = None, health: str = "Healthy") -> pb.Device:
     topology = None if node is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=node)])
     return pb.Device(ID=ident, health=health, topology=topology)
+
+
+def asking(count, name="main", **fields):
+    """A container of a pod that asks for so many devices of the plugin."""
+    return ContainerSpec(name, {RESOURCE: count}, **fields)
 
 
 def gpus(count: int, each: int, numa: bool = False) -> list[pb.Device]:

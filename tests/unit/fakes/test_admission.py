@@ -12,11 +12,7 @@ from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as pb
 from agent.kubelet.pb import podresources_v1_pb2 as resources
 from agent.kubelet.pb import podresources_v1_pb2_grpc as resources_rpc
 from tests.fakes.kubelet import ContainerSpec, PodSpec
-from tests.unit.fakes.plugin import RESOURCE, device, gpus
-
-
-def asking(count, name="main", **arguments):
-    return ContainerSpec(name, {RESOURCE: count}, **arguments)
+from tests.unit.fakes.plugin import RESOURCE, asking, device, gpus
 
 
 @pytest.fixture

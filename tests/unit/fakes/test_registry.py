@@ -9,10 +9,10 @@ import time
 import grpc
 import pytest
 
-from tests.fakes.kubelet import ContainerSpec, PodSpec
+from tests.fakes.kubelet import PodSpec
 from tests.fakes.kubelet.registry import extended_resource_name
 from tests.unit.fakes.conftest import QUICK
-from tests.unit.fakes.plugin import RESOURCE, device, gpus
+from tests.unit.fakes.plugin import RESOURCE, asking, device, gpus
 
 
 def eventually(condition, timeout_s=60.0):
@@ -27,10 +27,6 @@ def refused(plugin, **arguments):
         plugin.register(**arguments)
     assert caught.value.code() is grpc.StatusCode.UNKNOWN
     return caught.value.details()
-
-
-def asking(count, name="main", **arguments):
-    return ContainerSpec(name, {RESOURCE: count}, **arguments)
 
 
 def test_options_are_asked_inside_register_and_count_alone(node, plugin):

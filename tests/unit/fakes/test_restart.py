@@ -16,11 +16,7 @@ from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec
 from tests.fakes.kubelet import podresources as kubelet_podresources
 from tests.fakes.kubelet.worker import Repeats
 from tests.unit.fakes.conftest import QUICK
-from tests.unit.fakes.plugin import RESOURCE
-
-
-def asking(count, name="main", **arguments):
-    return ContainerSpec(name, {RESOURCE: count}, **arguments)
+from tests.unit.fakes.plugin import RESOURCE, asking
 
 
 @pytest.fixture
