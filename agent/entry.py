@@ -11,7 +11,7 @@ import sys
 
 __all__ = ["main"]
 
-_ROLES = ("controller", "dataset", "node", "scheduler")
+_ROLES = ("controller", "dataset", "driver-limits", "node", "scheduler")
 
 
 def main() -> int:

@@ -1,8 +1,9 @@
 """The settings that several roles have: each stands once, in the base class of the tables that share it.
 
-    RoleSettings                 every role: log, metrics and probes, the API server's credentials
-      NodeRoleSettings           those of one node: the node agent, the dataset service
-      ClusterRoleSettings        those of the cluster, which count as the agents do: the scheduler, the controller
+    LogSettings                  every role: log
+      RoleSettings               those but for driver limits: metrics and probes, the API server's credentials
+        NodeRoleSettings         those of one node: the node agent, the dataset service
+        ClusterRoleSettings      those of the cluster, which count as the agents do: the scheduler, the controller
 
 A role whose default or whose help differs declares the field again. In help texts, files and the reference the role's
 own settings come first and the shared ones last, as `gigaslice.runtime.settings.table` orders them.
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClusterRoleSettings",
+    "LogSettings",
     "NodeRoleSettings",
     "RoleSettings",
     "from_command_line",
@@ -39,8 +41,19 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class RoleSettings(Settings):
+class LogSettings(Settings):
     """What every role can be told."""
+
+    # fmt: off
+    log_level: str = setting("LEVEL", values.choice("debug", "info", "warning", "error"), "info",
+        "least severity that is logged")
+    log_format: str = setting("json|console", values.choice("json", "console"), "json", "how log lines look")
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSettings(LogSettings):
+    """What a role can be told that is asked how it is, and asks the API server."""
 
     # fmt: off
     metrics_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, ":9446",
@@ -49,9 +62,6 @@ class RoleSettings(Settings):
         "a token without which /metrics is refused (Authorization: Bearer …)")
     kubeconfig: Path | None = setting("FILE", values.optional_path, "",
         "how to reach the API server from outside a pod; in one, its service account is used")
-    log_level: str = setting("LEVEL", values.choice("debug", "info", "warning", "error"), "info",
-        "least severity that is logged")
-    log_format: str = setting("json|console", values.choice("json", "console"), "json", "how log lines look")
     # fmt: on
     kubernetes_service: str = ""
     """"host:port" of the API server, which the kubelet tells every container; not a setting."""

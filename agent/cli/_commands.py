@@ -41,14 +41,16 @@ def add_commands(
 ) -> None:
     """Adds the modules of PACKAGE, which is at PATH, as commands; those that begin with an underscore are none.
 
+    A command's name has a dash where its module's has an underscore.
+
     ONLY is imported alone where there is a command of that name. What is parsed has `module`, which is the command, and
     its `flags`.
     """
     modules = sorted(module.name for module in pkgutil.iter_modules(path))
-    names = [name for name in modules if not name.startswith("_")]
+    names = [name.replace("_", "-") for name in modules if not name.startswith("_")]
     commands = parser.add_subparsers(dest="command", required=required, metavar="COMMAND")
     for name in [only] if only in names else names:
-        module = cast(Command, importlib.import_module(f"{package}.{name}"))
+        module = cast(Command, importlib.import_module(f"{package}.{name.replace('-', '_')}"))
         description = getattr(module, "DESCRIPTION", None)
         subparser = commands.add_parser(name, help=module.HELP, description=description, allow_abbrev=False)
         module.add_arguments(subparser)

@@ -37,6 +37,7 @@ def ends(module: str, number: int, *words: str) -> int:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("words, modules", [
     (("controller",), ("agent.cli", "gigaslice.roles.controller.role")),
+    (("driver-limits",), ("agent.cli", "gigaslice.roles.driver_limits.service")),
     (("scheduler", "--policy=binpack"), ("agent.cli", "gigaslice.roles.scheduler.service")),
     (("dataset",), ("agent.cli", "gigaslice.roles.dataset_node.settings")),
     (("node",), ("agent.front", "agent.cli", "agent.config")),

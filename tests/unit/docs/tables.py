@@ -24,6 +24,7 @@ from gigaslice.roles.controller.metrics import METRICS as CONTROLLER_METRICS
 from gigaslice.roles.dataset_node.events import EVENTS as DATASET_EVENTS
 from gigaslice.roles.dataset_node.metrics import METRICS as DATASET_METRICS
 from gigaslice.roles.dataset_node.settings import DatasetSettings
+from gigaslice.roles.driver_limits.settings import DriverLimitSettings
 from gigaslice.roles.scheduler.metrics import METRICS as SCHEDULER_METRICS
 from gigaslice.roles.scheduler.settings import SchedulerSettings
 from gigaslice.runtime.settings import Setting
@@ -55,6 +56,11 @@ def controller_settings() -> str:
 def scheduler_settings() -> str:
     """Every setting of `gigaslice scheduler` in its three spellings."""
     return settings_table(settings_of(SchedulerSettings))
+
+
+def driver_limit_settings() -> str:
+    """Every setting of `gigaslice driver-limits` in its three spellings."""
+    return settings_table(settings_of(DriverLimitSettings))
 
 
 def settings_table(found: Iterable[Setting]) -> str:
@@ -231,6 +237,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gigaslice controller": controller_settings,
     "metrics of the controller": controller_metrics,
     "gigaslice scheduler": scheduler_settings,
+    "gigaslice driver-limits": driver_limit_settings,
     "gigaslice dataset": dataset_settings,
     "metrics of the dataset service": dataset_metrics,
     "attributes of a dataset volume": dataset_attributes,

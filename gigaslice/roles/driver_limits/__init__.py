@@ -1,0 +1,1 @@
+"""The role `gigaslice driver-limits`: sets the driver's own memory limits of pods' cgroups, and decides nothing."""
