@@ -23,9 +23,12 @@ __all__ = ["SETTINGS", "Config", "load", "socket_name"]
 
 _GPU_UUID = r"GPU(-[0-9a-fA-F]+){5}"
 _TYPE = r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?"
+_NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _LABEL_KEY = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _LABEL_VALUE = r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
-_DERIVED = "vendor model memory cores architecture computeCapability driver numa nvlink node uuid"
+_DERIVED = (
+    "vendor model memory cores architecture computeCapability driver driverLimits numa nvlink node uuid"
+)
 _SOCKET_PATH_MAX = 107  # bytes of sockaddr_un.sun_path without the final zero
 
 
@@ -91,6 +94,14 @@ def _labels(text: str) -> Mapping[str, Mapping[str, str]]:
             raise ValueError(f"{key!r} is given twice")
         labels[key] = value
     return labels_by_gpu
+
+
+def _namespaces(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",")) if text and not values.is_off(text) else ()
+    for name in names:
+        if not re.fullmatch(_NAMESPACE, name):
+            raise ValueError(f"{name!r} is no name of a namespace; write them with commas between, or off")
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +172,17 @@ class Config(NodeRoleSettings):
         "name of a resource of RDMA adapters, such as gigaslice.io/rdma")
     rdma_share: int = setting("COUNT", values.count, "1", "how many containers may have an RDMA adapter at a time")
     sysfs: Path = setting("DIR", values.absolute_path, "/sys", "where RDMA adapters are found")
+    driver_limits: str = setting("auto|required|off", values.choice("auto", "required", "off"), "auto",
+        "whether the driver, from branch 615 on, bounds the memory of each pod itself, behind the library: where it "
+        "can; or nothing is listed and started without it; or not at all")
+    driver_limits_margin: int = setting("SIZE", units.parse_bytes, "256MiB",
+        "how much more than it was promised of a GPU the driver lets a pod have: it counts more than NVML shows, and "
+        "the library is to refuse first")
+    driver_limits_exempt: tuple[str, ...] = setting("NAMESPACE,…|off", _namespaces, "kube-system,gpu-operator",
+        "namespaces whose pods may use GPUs without having asked for memory, such as monitoring; the driver gives all "
+        "other pods none of them")
+    driver_limits_socket: Path = setting("SOCKET", values.absolute_path, "/run/gigaslice/driver-limits/limits.sock",
+        "where `gigaslice driver-limits` listens, which sets the driver's limits")
     dataset_gate: Path | None = setting("SOCKET|off", values.path_or_off, "/run/gigaslice-dataset/gate/gate.sock",
         "where the dataset service of this node listens, which containers that mount a dataset wait for")
     # fmt: on

@@ -73,6 +73,7 @@ class MemoryMonitor:
         )
         claims = _claims(before, after)
         owners = self._auditor.owners(claims, processes)
+        self._store.pods_seen = _pods_seen(owners, processes)
         self._update_bounds(claims, owners, measured, {})
         if measured is not None:
             self._store.dirs.recent.end(begun)
@@ -202,6 +203,16 @@ def _measured_of(before: Mapping[str, usage.Reading], measured: Memory | None) -
     pids = {pid for processes in (measured or {}).values() for pid in processes if pid > 0}
     claims = _claims(before)
     return {key for pid in pids for key in claims[pid]} if pids <= claims.keys() else before.keys()
+
+
+def _pods_seen(owners: Mapping[int, str], processes: Sequence[ProcessInfo]) -> dict[str, frozenset[str]]:
+    """The pods in which processes of an allocation run, by allocation."""
+    pods: dict[str, set[str]] = {}
+    for process in processes:
+        allocation_id = owners.get(process.pid) or process.mounted
+        if allocation_id and process.place is not None:
+            pods.setdefault(allocation_id, set()).add(process.place.uid)
+    return {allocation_id: frozenset(uids) for allocation_id, uids in pods.items()}
 
 
 def _memory(

@@ -46,6 +46,7 @@ class InventoryPublisher:
         labels: Mapping[str, Mapping[str, str]],
         watch: Callable[[Callable[[], None]], Callable[[], None]],
         rights: AnnotationRights = AnnotationRights.REFUSE,
+        driver_limits: Callable[[], str] = lambda: "",
     ) -> None:
         """Initializes the publisher.
 
@@ -59,6 +60,7 @@ class InventoryPublisher:
             labels: Properties from the settings by UUID, of all GPUs under the empty name.
             watch: Has a function called when the GPUs may have changed, and returns a function that ends this.
             rights: Which annotations of pods count here.
+            driver_limits: Returns what keeps the driver's own limits of pods: a property of every GPU; empty: none.
         """
         self._store = store
         self._gpus = gpus
@@ -69,6 +71,7 @@ class InventoryPublisher:
         self._labels = labels
         self._watch = watch
         self._rights = rights
+        self._driver_limits = driver_limits
         self._alarm = Alarm()
 
     async def run(self) -> None:
@@ -86,7 +89,8 @@ class InventoryPublisher:
 
     def inventory(self) -> NodeInventory:
         """Returns what the node has now."""
-        inventory, everywhere = self._gpus.now, self._labels.get("", {})
+        inventory, backend = self._gpus.now, self._driver_limits()
+        everywhere = {**self._labels.get("", {}), **({"driverLimits": backend} if backend else {})}
         return node_inventory(
             inventory,
             self._store.table,

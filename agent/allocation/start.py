@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Protocol
 
 from agent.allocation.dataset_gate import StartCondition
 from agent.allocation.service import AllocationService
@@ -29,6 +30,14 @@ class StartBlocker:
     dataset: bool = False
 
 
+class DriverLimits(Protocol):
+    """The driver's own limits of pods."""
+
+    async def blocker(self, allocation: Allocation) -> str | None:
+        """Sets those of the pods of an allocation. Returns why it may not start without, None when it may start."""
+        ...
+
+
 class StartChecks:
     """Tells what a start waits for, as of now."""
 
@@ -38,6 +47,7 @@ class StartChecks:
         service: AllocationService,
         cluster: Cluster,
         datasets: StartCondition | None = None,
+        driver_limits: DriverLimits | None = None,
     ) -> None:
         """Initializes it.
 
@@ -46,21 +56,27 @@ class StartChecks:
             service: Tells what an allocation waits for.
             cluster: The pods of this node.
             datasets: Whether the datasets that a container mounts are there.
+            driver_limits: Has the driver bound the pod before its first process runs.
         """
         self._store = store
         self._service = service
         self._cluster = cluster
         self._datasets = datasets
+        self._driver_limits = driver_limits
 
     async def blocker(self, allocation: Allocation) -> StartBlocker | None:
-        """Returns why the container may not start yet. Datasets come last: they are the node's own work."""
+        """Returns why the container may not start yet. Datasets come late: they are the node's own work.
+
+        The driver's limit is set last, when the container is about to start.
+        """
         if (text := self._service.start_blocker(allocation)) is not None:
             return StartBlocker(text)
         for consumer in allocation.consumers or (None,):
             text = await self._dataset_blocker(consumer)
             if text is not None:
                 return StartBlocker(text, dataset=True)
-        return None
+        text = await self._driver_limits.blocker(allocation) if self._driver_limits is not None else None
+        return None if text is None else StartBlocker(text)
 
     async def recorded(self, allocation_id: str) -> bool:
         """Returns once what was decided is on the disk: whether the allocation is still there."""

@@ -23,8 +23,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     state_dir = Path(arguments.state_dir)
     rows, gpus = status.collect(state_dir), status.gpus(state_dir)
+    limits = status.driver_limits(state_dir)
     if arguments.json:
-        print(json.dumps(status.as_json(rows, gpus), indent=2))
+        print(json.dumps(status.as_json(rows, gpus, limits), indent=2))
     else:
-        print("\n\n".join([status.as_table(rows), *([status.gpus_table(gpus)] if gpus else [])]))
+        parts = [status.as_table(rows)]
+        parts += [status.gpus_table(gpus)] if gpus else []
+        parts += [status.driver_limits_text(limits)] if limits else []
+        print("\n\n".join(parts))
     return OK

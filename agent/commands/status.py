@@ -13,6 +13,8 @@ from pathlib import Path
 from agent.deviceplugin.records import CODEC
 from agent.health.health_files import GpuRecord, read_report
 from agent.ledgers.usage import Reading
+from agent.limits.driver_limit_report import DriverLimitReport
+from agent.limits.driver_limit_report import read_report as read_driver_limits
 from agent.persistence.store import read_only
 from gigaslice.core import units
 from gigaslice.core.allocation.consumer import common_names
@@ -22,7 +24,16 @@ from gigaslice.core.text import plain
 from gigaslice.runtime import table
 from gigaslice.runtime.table import Column
 
-__all__ = ["StatusRow", "as_json", "as_table", "collect", "gpus", "gpus_table"]
+__all__ = [
+    "StatusRow",
+    "as_json",
+    "as_table",
+    "collect",
+    "driver_limits",
+    "driver_limits_text",
+    "gpus",
+    "gpus_table",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +75,17 @@ def gpus(state_dir: Path) -> tuple[GpuRecord, ...]:
     return report.gpus if report else ()
 
 
-def as_json(rows: tuple[StatusRow, ...], gpus: tuple[GpuRecord, ...] = ()) -> dict[str, object]:
-    """Rows and GPUs for programs."""
+def as_json(
+    rows: tuple[StatusRow, ...],
+    gpus: tuple[GpuRecord, ...] = (),
+    driver_limits: DriverLimitReport | None = None,
+) -> dict[str, object]:
+    """Rows, GPUs and the driver's limits for programs."""
     return {
         "version": 1,
         "allocations": [asdict(row) for row in rows],
         "gpus": [asdict(gpu) for gpu in gpus],
+        "driverLimits": None if driver_limits is None else asdict(driver_limits),
     }
 
 
@@ -80,6 +96,38 @@ def gpus_table(gpus: tuple[GpuRecord, ...]) -> str:
         state = "healthy" if gpu.healthy else "cordoned" if gpu.cordoned else "unhealthy"
         rows.append((str(gpu.index), gpu.uuid, str(gpu.slices), state, gpu.detail or "-"))
     return _table(("GPU", "UUID", "SLICES", "STATE", "WHY"), rows)
+
+
+def driver_limits(state_dir: Path) -> DriverLimitReport | None:
+    """The driver's own limits as the agent has last seen them; None before it did. Raises StateError."""
+    return read_driver_limits(state_dir)
+
+
+def driver_limits_text(report: DriverLimitReport) -> str:
+    """The driver's own limits for people: what keeps them, and which are not as they are to be."""
+    if report.backend == "none":
+        return (
+            f"driver limits: none ({plain(report.reason)})" if report.mode != "off" else "driver limits: off"
+        )
+    lines = [f"driver limits: {report.backend}, for {report.pods} pods"]
+    lines += [
+        f"the limits on {gpu} exceed its memory by {units.format_bytes(count)}"
+        for gpu, count in report.excess.items()
+    ]
+    rows = [
+        (
+            wall.pod,
+            wall.gpu,
+            units.format_bytes(wall.wanted),
+            "-" if wall.hard is None else units.format_bytes(wall.hard),
+            "-" if wall.used is None else units.format_bytes(wall.used),
+            wall.problem or "follows what is in use",
+        )
+        for wall in report.walls
+    ]
+    if rows:
+        lines.append(_table(("POD", "GPU", "TO BE", "IS", "USED", "WHY"), rows))
+    return "\n".join(lines)
 
 
 def as_table(rows: tuple[StatusRow, ...]) -> str:

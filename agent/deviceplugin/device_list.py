@@ -1,6 +1,6 @@
 """The slices as the kubelet is shown them: one device each, with its GPU's health and NUMA node.
 
-It follows the GPUs. Three parts of the agent besides can take slices off what the scheduler sees as allocatable, each
+It follows the GPUs. Several parts of the agent besides can take slices off what the scheduler sees as allocatable, each
 for its own reason. They meet here, and a change of any of them is one change of the list.
 """
 
@@ -56,7 +56,7 @@ class DeviceList:
         self._gpus = gpus
         self._withheld: frozenset[str] = frozenset()
         self._taken_whole: frozenset[str] = frozenset()
-        self._recordable = True
+        self._withdrawn: set[str] = set()
         self._watchers: list[Callable[[], None]] = []
         gpus.watch(self._changed)
 
@@ -64,7 +64,7 @@ class DeviceList:
         """Returns every slice of every GPU."""
         inventory = self._gpus.now
         withheld = self._withheld | self._taken_whole
-        if not self._recordable:
+        if self._withdrawn:
             withheld = frozenset(device_id for gpu in inventory.gpus for device_id in gpu_device_ids(gpu))
         return slice_devices(inventory, withheld)
 
@@ -85,13 +85,15 @@ class DeviceList:
             self._taken_whole = device_ids
             self._changed()
 
-    def set_recordable(self, recordable: bool) -> None:
-        """Sets whether an allocation could be recorded now. While not, every slice is shown as not to be had.
+    def withdraw(self, reason: str, withdrawn: bool) -> None:
+        """Shows every slice as not to be had for as long as any REASON is WITHDRAWN: nothing can be given out now.
 
         That includes slices of running containers: the scheduler learns that they are free before the agent does.
         """
-        self._recordable = recordable
-        self._changed()
+        before = set(self._withdrawn)
+        (self._withdrawn.add if withdrawn else self._withdrawn.discard)(reason)
+        if self._withdrawn != before:
+            self._changed()
 
     def _changed(self) -> None:
         for changed in self._watchers:

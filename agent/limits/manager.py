@@ -8,7 +8,7 @@ Everything happens in the agent's own thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import vcuda
@@ -80,7 +80,20 @@ class LimitsManager:
         slice_bytes: int,
         rights: AnnotationRights = AnnotationRights.REFUSE,
         interval: float,
+        most: Callable[[Allocation, str], int | None] = lambda allocation, gpu: None,
     ) -> None:
+        """Initializes the manager.
+
+        Args:
+            store: The allocation table and the limits pages.
+            allocator: The GPUs, and whether the host has memory to lend.
+            cluster: The pods of this node.
+            slice_bytes: Memory of one unit in annotations.
+            rights: Which annotations count.
+            interval: Seconds between two passes without news.
+            most: Returns how large the page of an allocation may be on a GPU before the driver's own limit has grown
+                (`agent.limits.driver_limit_manager`); None where there is none.
+        """
         self._store = store
         self._allocator = allocator
         self._cluster = cluster
@@ -88,6 +101,7 @@ class LimitsManager:
         self._unit = SliceUnit(slice_bytes, units.parse_bytes)
         self._rights = rights
         self._interval = interval
+        self._most = most
         self._reported = LogOnce()
         self._applied: dict[str, tuple[Pod, AllocationOptions]] = {}
         self._refreshed: AllocationTable | None = None
@@ -125,10 +139,15 @@ class LimitsManager:
         }
         if not special:
             return
-        limits = live_limits.limits_now(self._store.table, self._inventory.gpus, self._present())
+        readings = self._store.readings()
+        present = {key: reading.present() for key, reading in readings.items()}
+        limits = live_limits.limits_now(self._store.table, self._inventory.gpus, present)
         for allocation in allocations:
             if allocation.id not in special:
                 continue
+            limits[allocation.id] = self._within_driver_limit(
+                allocation, limits[allocation.id], readings[allocation.id].limits
+            )
             try:
                 changed = self._store.dirs.set_limits(allocation.id, limits[allocation.id])
                 if allocation.physical:
@@ -145,6 +164,16 @@ class LimitsManager:
                 self._log.info(
                     "limits changed", allocation=allocation.id, container=allocation.name, bytes=now
                 )
+
+    def _within_driver_limit(
+        self, allocation: Allocation, limits: Mapping[str, tuple[int, int]], page: Mapping[str, int]
+    ) -> dict[str, tuple[int, int]]:
+        """LIMITS, where they grow only as far as the driver allows by now. PAGE: the bytes that the page has."""
+        within = {}
+        for gpu, (count, cores) in limits.items():
+            most = self._most(allocation, gpu) if count > page.get(gpu, count) else None
+            within[gpu] = (count if most is None else max(page[gpu], min(count, most)), cores)
+        return within
 
     def changed(self) -> None:
         """Refreshes at once when the allocation table has changed: a container may no longer be alone on its GPU.

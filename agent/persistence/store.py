@@ -71,6 +71,8 @@ class Store:
         ] = {}  # by allocation: what the last round has read, unbounded
         self.disowned: Mapping[str, frozenset[int]] = {}
         """Processes that hold a slot of an allocation's ledger and run in another container, by allocation."""
+        self.pods_seen: Mapping[str, frozenset[str]] = {}
+        """UIDs of the pods that processes of an allocation were seen in, in the last round, by allocation."""
         self.watchers: list[Callable[[], None]] = []
         """Called after every change of the allocation table."""
         self._told_of_failures: list[Callable[[str], None]] = []

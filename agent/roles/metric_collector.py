@@ -13,6 +13,7 @@ from agent.apiserver import Cluster
 from agent.health.controller import HealthController
 from agent.inventory.holder import InventoryHolder
 from agent.ledgers.usage import Reading
+from agent.limits.driver_limit_manager import DriverLimitManager, NoDriverLimits
 from agent.limits.time_slice_manager import TimeSliceManager
 from agent.persistence.room import Room
 from agent.persistence.store import Store
@@ -53,6 +54,7 @@ class MetricCollector:
         room: Room,
         time_slices: TimeSliceManager,
         cluster: Cluster,
+        driver_limits: DriverLimitManager | NoDriverLimits,
     ) -> None:
         self._resource = resource
         self._store = store
@@ -65,6 +67,7 @@ class MetricCollector:
         self._room = room
         self._time_slices = time_slices
         self._cluster = cluster
+        self._driver_limits = driver_limits
 
     def unready(self) -> str | None:
         """Why the agent cannot serve its kubelet now, or None."""
@@ -90,6 +93,7 @@ class MetricCollector:
                 values.add("gigaslice_gpu_page_faults_total", gpu.paging.faults, uuid)
                 values.add("gigaslice_gpu_paged_in_bytes_total", gpu.paging.bytes_in, uuid)
                 values.add("gigaslice_gpu_paged_out_bytes_total", gpu.paging.bytes_out, uuid)
+        self._limits_of_driver(values)
         self._agent(values)
         return values
 
@@ -162,6 +166,18 @@ class MetricCollector:
             values.add("gigaslice_gpu_xid_errors_total", count, uuid, str(xid))
         for uuid, count in self._auditor.survey.foreign.items():
             values.add("gigaslice_gpu_foreign_memory_bytes", count, uuid)
+
+    def _limits_of_driver(self, values: Values) -> None:
+        report = self._driver_limits.report
+        values.add("gigaslice_driver_limits", 1, report.backend)
+        for namespace, pod, state in self._driver_limits.pod_states():
+            for gpu, gpu_state in state.gpus.items():
+                if gpu_state.hard is not None:
+                    values.add("gigaslice_pod_driver_limit_bytes", gpu_state.hard, gpu, namespace, pod)
+                if gpu_state.used is not None:
+                    values.add("gigaslice_pod_driver_used_bytes", gpu_state.used, gpu, namespace, pod)
+        for gpu, count in report.excess.items():
+            values.add("gigaslice_gpu_driver_limits_excess_bytes", count, gpu)
 
     def _agent(self, values: Values) -> None:
         counters = self._counters

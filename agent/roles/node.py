@@ -118,14 +118,19 @@ async def _serve(config: Config, source: Source, gpus: InventoryHolder, store: S
     parts = build(config, source, gpus, store, renew)
     set_at_signals(stop)
     lead = socket_name(parts.servicer.provider.resource)
-    running = {
-        "registration": run_beside(
+
+    async def registration() -> None:
+        await parts.settled()
+        await run_beside(
             serve_one(parts.servicer, config.kubelet_dir, lead, stop, link),
             [
                 *(host(provider, config.kubelet_dir, stop, link, parts.counters) for provider in parts.types),
                 *(host(provider, config.kubelet_dir, stop, link) for provider in parts.providers),
             ],
-        ),
+        )
+
+    running = {
+        "registration": registration(),
         **{name: part() for name, part in parts.essential.items()},
         **{name: lasting(name, part, parts.counters.part_failed) for name, part in parts.restarted.items()},
     }

@@ -13,9 +13,11 @@ from typing import Any
 from agent.accounting.auditor import Auditor
 from agent.accounting.memory_monitor import MemoryMonitor
 from agent.accounting.overuse import OverusePolicy
+from agent.accounting.presence import own_pod
 from agent.allocation.dataset_gate import DatasetGate, NoDatasetGate
 from agent.allocation.node_inventory import InventoryPublisher
 from agent.apiserver import KubeCluster, NoCluster, find_access
+from agent.apiserver.consumer_pods import ConsumerPods
 from agent.apiserver.node_client import node_client
 from agent.config import Config
 from agent.control.server import ControlServer
@@ -28,7 +30,10 @@ from agent.inventory.scanner import Scanner
 from agent.inventory.source import Source
 from agent.limits.compute_manager import ComputeManager
 from agent.limits.cpus import CpuBinder
+from agent.limits.driver_limit_client import DriverLimitClient
+from agent.limits.driver_limit_manager import DriverLimitManager, NoDriverLimits
 from agent.limits.manager import LimitsManager
+from agent.limits.pod_users import PodUsers
 from agent.limits.time_slice_manager import TimeSliceManager
 from agent.persistence.housekeeper import Housekeeper
 from agent.persistence.room import Room
@@ -48,6 +53,7 @@ from gigaslice.runtime.http_server import endpoints
 
 __all__ = ["Parts", "Run", "build"]
 
+_SETTLE_SECONDS = 5.0
 Run = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -56,8 +62,8 @@ class Parts:
     """What runs in a node agent.
 
     servicer: serves GPU memory to the kubelet. types: serve GPU memory of further types of GPUs. providers: the other
-    resources. essential: parts whose failure ends the
-    agent. restarted: parts without which the others go on; by name, as in gigaslice_component_failures_total.
+    resources. essential: parts whose failure ends the agent. restarted: parts without which the others go on; by name,
+    as in gigaslice_component_failures_total. settled: returns when the lists can be served.
     """
 
     servicer: Servicer
@@ -66,6 +72,7 @@ class Parts:
     essential: dict[str, Run]
     restarted: dict[str, Run]
     counters: Counters
+    settled: Run
 
 
 def build(
@@ -84,6 +91,7 @@ def build(
         told=GpuHealthEvents(cluster, store).send,
     )
     health.open()
+    driver_limits = _driver_limits(config, store, gpus, cluster, devices)
     types = config.resource_types
     resources = tuple(dict.fromkeys(types.of(gpu.model) for gpu in scanned.gpus))
     limits = LimitsManager(
@@ -93,14 +101,29 @@ def build(
         slice_bytes=config.slice_bytes,
         rights=config.annotation_rights,
         interval=config.measure_interval,
+        most=driver_limits.most_for,
     )
+    driver_limits.watchers.append(limits.refresh)
     limits.refresh(every=True)
     plugin = PluginBuilder(
-        config, store, gpus, now, cluster=cluster, datasets=datasets, resources=resources, node=config.node
+        config,
+        store,
+        gpus,
+        now,
+        cluster=cluster,
+        datasets=datasets,
+        driver_limits=driver_limits,
+        resources=resources,
+        node=config.node,
     ).build(devices, limits.changed)
     gpu_memory, *others = plugin.gpu_memory
     servicer = Servicer(gpu_memory, counters)
-    room = Room(config.state_dir, devices.set_recordable, probe=store.probe, failures=store.watch_failures)
+    room = Room(
+        config.state_dir,
+        lambda usable: devices.withdraw("state directory", not usable),
+        probe=store.probe,
+        failures=store.watch_failures,
+    )
     time_slices = TimeSliceManager(store, lambda: gpus.now)
     auditor = Auditor(store, cluster, _overuse_policy(config), counters)
     memory_monitor = MemoryMonitor(store, source, config.measure_interval, auditor)
@@ -116,6 +139,7 @@ def build(
         room=room,
         time_slices=time_slices,
         cluster=cluster,
+        driver_limits=driver_limits,
     )
     withholding = Withholding(
         store,
@@ -131,6 +155,7 @@ def build(
         "datasets": datasets.run,
         "ends": plugin.poller.follow,
         "limits": limits.run,
+        "driver_limits": driver_limits.run,
         "withholding": withholding.run,
         "shares": ComputeManager(store, now, source.process_busy).run,
         "time_slices": time_slices.run,
@@ -156,6 +181,7 @@ def build(
             labels=config.gpu_labels,
             watch=devices.watch,
             rights=config.annotation_rights,
+            driver_limits=lambda: driver_limits.report.backend,
         ).run
     if config.resource_per_type is not None:
         restarted["types"] = NewTypes(gpus, types, resources, config.type_contradictions, renew).run
@@ -169,7 +195,32 @@ def build(
         "housekeeper": Housekeeper(store, config.poll_interval).run,
         "room": room.run,
     }
-    return Parts(servicer, tuple(others), tuple(providers), essential, restarted, counters)
+
+    async def settled() -> None:
+        if config.driver_limits == "required":
+            await driver_limits.settled(_SETTLE_SECONDS)
+
+    return Parts(servicer, tuple(others), tuple(providers), essential, restarted, counters, settled)
+
+
+def _driver_limits(
+    config: Config, store: Store, gpus: InventoryHolder, cluster: KubeCluster | NoCluster, devices: DeviceList
+) -> DriverLimitManager | NoDriverLimits:
+    if config.driver_limits == "off":
+        return NoDriverLimits(store)
+    reason = "driver limits"
+    devices.withdraw(reason, config.driver_limits == "required")  # until the first round
+    return DriverLimitManager(
+        store,
+        gpus,
+        PodUsers(store, cluster, exempt=config.driver_limits_exempt, own_pod=own_pod()),
+        DriverLimitClient(config.driver_limits_socket),
+        ConsumerPods(cluster),
+        mode=config.driver_limits,
+        margin=config.driver_limits_margin,
+        interval=config.measure_interval,
+        usable=lambda usable: devices.withdraw(reason, not usable),
+    )
 
 
 def _outside(config: Config, store: Store) -> tuple[KubeCluster | NoCluster, DatasetGate | NoDatasetGate]:

@@ -31,6 +31,7 @@ from agent.inventory.holder import GpusNow, InventoryHolder
 from agent.inventory.view import InventoryView
 from agent.kubelet.kubelet_checkpoint import KeptResponses
 from agent.kubelet.podresources import PodResourcesClient
+from agent.limits.driver_limit_manager import DriverLimitManager, NoDriverLimits
 from agent.persistence.store import Store
 from gigaslice.core import units
 from gigaslice.core.model import Gpu, SliceUnit
@@ -60,6 +61,7 @@ class PluginBuilder:
         *,
         cluster: Cluster,
         datasets: DatasetGate | NoDatasetGate,
+        driver_limits: DriverLimitManager | NoDriverLimits,
         resources: tuple[str, ...],
         node: str,
     ) -> None:
@@ -72,6 +74,7 @@ class PluginBuilder:
             now: Returns Unix time in seconds.
             cluster: The pods of this node.
             datasets: What a start waits for besides its GPUs.
+            driver_limits: What sets the driver's limits before a start.
             resources: The resources of slices.
             node: The node's name.
         """
@@ -81,6 +84,7 @@ class PluginBuilder:
         self._now = now
         self._cluster = cluster
         self._datasets = datasets
+        self._driver_limits = driver_limits
         self._resources = resources
         self._kubelet = PodResourcesClient(
             config.pod_resources, resources, whole=config.whole_gpus, node=node
@@ -133,7 +137,7 @@ class PluginBuilder:
         store, cluster, resource = self._store, self._cluster, allocator.resource
         events = PodEvents(allocator, cluster)
         settlement = Settlement(store, Settler(store, allocator), allocator, cluster, events)
-        checks = StartChecks(store, allocator.service, cluster, self._datasets)
+        checks = StartChecks(store, allocator.service, cluster, self._datasets, self._driver_limits)
         return ResourceParts(
             store,
             allocator,

@@ -68,6 +68,13 @@ METRICS = (
     Row("gigaslice_gpu_uncorrectable_errors", "gauge", _GPU, "uncorrectable memory errors since the GPU's last reset"),
     Row("gigaslice_gpu_foreign_memory_bytes", "gauge", _GPU,
         "memory of the GPU that processes outside of all our containers hold"),
+    Row("gigaslice_driver_limits", "gauge", ("backend",),
+        "1 for what keeps the driver's own limits of pods: dmem, misc, or none"),
+    Row("gigaslice_pod_driver_limit_bytes", "gauge", (*_GPU, "namespace", "pod"),
+        "what the driver lets the pod have of the GPU; missing where it does not limit it"),
+    Row("gigaslice_pod_driver_used_bytes", "gauge", (*_GPU, "namespace", "pod"), "what it counts against that"),
+    Row("gigaslice_gpu_driver_limits_excess_bytes", "gauge", _GPU,
+        "by how much the driver's limits of all pods exceed the GPU's memory; missing where they fit"),
     Row("gigaslice_waiting_for_gpus", "gauge", ("reason",),
         "1 while there is no GPU to serve: no-gpu, gpu-unusable for GPUs that the driver does not show, driver-hangs; "
         "else missing"),

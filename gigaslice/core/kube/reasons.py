@@ -48,6 +48,10 @@ REASONS = (
     EventReason("ProcessWithoutLibrary", "Warning", "processes without the library hold memory of a GPU"),
     EventReason("GPUMemoryOveruse", "Warning", "the container exceeds its quota because of such processes or plug-ins"),
     EventReason("GPULimitExceeded", "Warning", "the container exceeds its current limit, and gets no more memory"),
+    EventReason("DriverLimitNotSet", "Warning",
+           "the driver does not bound the pod's memory although this node's driver could; the library alone does"),
+    EventReason("DriverLimitReplaced", "Warning",
+           "a container's own cgroup had a limit of the driver beside its pod's, which would have counted instead"),
     EventReason("LedgerMayOvercount", "Warning", "neither the state directory nor `--ledger-dir` keeps the locks of "
         "processes: a container that is killed and restarted may stay charged; `gigaslice doctor` says why"),
     EventReason("LedgerTruncated", "Warning", "a container makes its ledger grow on the node's disk; it is truncated"),

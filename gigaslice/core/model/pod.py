@@ -3,6 +3,7 @@
 A value, cut down to what decisions need. `gigaslice.core.kube.decode` makes it from the API server's JSON.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,6 +11,8 @@ from enum import Enum
 from gigaslice.core.model.csi_volume import CsiVolume
 
 _MIRROR = "kubernetes.io/config.mirror"
+_FILE_HASH = "kubernetes.io/config.hash"
+_HASH = re.compile(r"[0-9a-f]{32}")
 
 
 def is_of(resource: str, name: str) -> bool:
@@ -84,6 +87,12 @@ class Pod:
         containers run on.
         """
         return _MIRROR in self.annotations
+
+    @property
+    def cgroup_uid(self) -> str:
+        """The UID that its cgroup is named after: that of a static pod is a hash of its file on the node."""
+        digest = self.annotations.get(_FILE_HASH, "") if self.mirror else ""
+        return digest if _HASH.fullmatch(digest) else self.uid
 
     def asking(self, resource: str) -> tuple[PodContainer, ...]:
         """Its containers that ask for RESOURCE, in the order of admission."""

@@ -47,9 +47,9 @@ def test_the_same_again_is_no_change(devices, changes):
 
 
 def test_nothing_can_be_had_while_nothing_can_be_recorded(devices, changes):
-    devices.set_recordable(False)
+    devices.withdraw("state directory", True)
     assert unhealthy(devices) == set(all_device_ids(FOUND))
-    devices.set_recordable(True)
+    devices.withdraw("state directory", False)
     assert unhealthy(devices) == set()
     assert len(changes) == 2
 

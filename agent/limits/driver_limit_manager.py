@@ -1,0 +1,425 @@
+"""Has the driver keep a limit for every pod of the node: at the start of a container, at every change, and each round.
+
+The rules are `gigaslice.core.limits.driver_limits`. Another process sets limits, `gigaslice driver-limits`, which alone
+has the right. What the driver says afterwards is the truth here: a limit below present use follows the use
+downwards, and one that a restart of the driver has lost is set again. Nothing is kept: an agent or that other process
+that is killed at any point leaves limits that the next round makes right.
+
+A limit grows before the limits page of its container does, and shrinks after it: else the driver would refuse what the
+library has just promised. So pages ask `most_for` (`agent.limits.manager`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from agent.apiserver.consumer_pods import ConsumerPods
+from agent.inventory.holder import GpusNow
+from agent.limits.driver_limit_client import DriverLimitsAwayError
+from agent.limits.driver_limit_report import DriverLimitReport, PodWall, write_report
+from agent.limits.driver_limit_setter import DriverLimitSetter, Limiter
+from agent.limits.pod_users import PodUsers
+from agent.persistence.store import Store
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.errors import StorageError
+from gigaslice.core.limits import driver_limits, live_limits
+from gigaslice.core.limits.driver_limit_messages import GpuLimitState, Leaf, PodLimitState, SupportAnswer
+from gigaslice.core.units import format_bytes
+from gigaslice.runtime.log_once import LogOnce
+from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.tasks import all_of
+from gigaslice.runtime.wakeup import Alarm
+
+__all__ = ["DriverLimitManager", "DriverLimitTimes", "NoDriverLimits"]
+
+_UNKNOWN_POD = "its pod is not known before its first process runs, and its limit is to stand before that"
+_CONNECT_POLL = 0.05
+Limits = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class DriverLimitTimes:
+    """In seconds.
+
+    support: between two questions whether limits can be set. absence: how long nobody may answer until a node that
+    requires limits lists no devices. connect: how long the first round waits for a connection, and a start for that
+    round. retry: between two attempts to watch.
+    """
+
+    support: float = 30.0
+    absence: float = 10.0
+    connect: float = 2.0
+    retry: float = 1.0
+
+
+class DriverLimitManager:
+    """Keeps the driver's limits of the node's pods.
+
+    Attributes:
+        report: The state of now.
+        states: What the driver said in the last round, by pod.
+        watchers: Called when limits have grown, and pages may follow.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        gpus: GpusNow,
+        users: PodUsers,
+        limiter: Limiter,
+        pods: ConsumerPods,
+        *,
+        mode: str,
+        margin: int,
+        interval: float,
+        usable: Callable[[bool], None] = lambda usable: None,
+        times: DriverLimitTimes | None = None,
+    ) -> None:
+        """Initializes the manager.
+
+        Args:
+            store: The allocation table.
+            gpus: The GPUs.
+            users: Which pods use an allocation.
+            limiter: Who sets limits.
+            pods: Where events go.
+            mode: "auto": where it can be had. "required": nothing is listed or started without it.
+            margin: Bytes that a limit is larger than what was promised.
+            interval: Seconds between two rounds without news.
+            usable: Told whether devices may be listed, when that changes.
+            times: See there.
+        """
+        self.report = DriverLimitReport(mode, reason="not asked yet")
+        self.states: dict[str, PodLimitState] = {}
+        self.watchers: list[Callable[[], None]] = []
+        self._store = store
+        self._gpus = gpus
+        self._users = users
+        self._limiter = limiter
+        self._pods = pods
+        self._mode = mode
+        self._margin = margin
+        self._interval = interval
+        self._usable = usable
+        self._times = times or DriverLimitTimes()
+        self._setter = DriverLimitSetter(limiter, self._container_limit, self._report_replaced)
+        self._support: SupportAnswer | None = None
+        self._asked_at = 0.0
+        self._answered_at: float | None = None
+        self._told_usable: bool | None = None
+        self._written: DriverLimitReport | None = None
+        self._first_round = asyncio.Event()
+        self._alarm = Alarm()
+        self._reported = LogOnce()
+        self._log = get_logger("driver_limits")
+
+    @property
+    def active(self) -> bool:
+        """Whether the driver keeps limits now."""
+        return self._limiter.connected and self._support is not None and self._support.backend != "none"
+
+    def news(self) -> None:
+        """Begins the next round at once."""
+        self._alarm.ring()
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        self._store.watchers.append(self._alarm.ring)
+        try:
+            await all_of(self._limiter.run(), self._work(), self._watch_cgroups())
+        finally:
+            self._store.watchers.remove(self._alarm.ring)
+
+    async def settled(self, seconds: float) -> None:
+        """Returns after the first round, or after SECONDS: what it finds decides whether devices are listed."""
+        waiting = asyncio.ensure_future(self._first_round.wait())
+        await asyncio.wait({waiting}, timeout=seconds)
+        waiting.cancel()
+
+    async def blocker(self, allocation: Allocation) -> str | None:
+        """Sets the limits of the pods of ALLOCATION, which is about to start. Returns why it may not start yet, None
+        when it may.
+        """
+        await self.settled(self._times.connect)
+        if not self.active:
+            return self._unless_auto(self.report.reason)
+        users = self._users.of(allocation)
+        if not users:
+            return self._unless_auto(_UNKNOWN_POD)
+        limits = self._limits()
+        try:
+            states = await self._setter.set({uid: limits[uid] for uid in users})
+        except DriverLimitsAwayError as error:
+            self._alarm.ring()
+            return self._unless_auto(str(error))
+        self.states |= states
+        problems = [_problem(limits[uid], states.get(uid)) for uid in sorted(users)]
+        problem = next(filter(None, problems), "")
+        if problem:
+            self._report_problem(allocation, problem)
+        else:
+            self._reported.over((allocation.id, "not set"))
+        return self._unless_auto(problem)
+
+    def most_for(self, allocation: Allocation, gpu: str) -> int | None:
+        """Returns how large the limits page of ALLOCATION may be on GPU; None where the driver does not limit it."""
+        card = next((card for card in self._gpus.now.gpus if card.uuid == gpu), None)
+        if not self.active or allocation.whole or card is None:
+            return None
+        table = self._store.table
+        users = {other.id: self._users.of(other) for other in table.allocations}
+        hard = {
+            uid: {name: gpu_state.hard for name, gpu_state in state.gpus.items()}
+            for uid, state in self.states.items()
+        }
+        return driver_limits.page_room(table, allocation, users, hard, gpu=card, margin=self._margin)
+
+    async def round(self) -> None:
+        """Sets every limit that is not what it is to be, and tells how it is."""
+        try:
+            support = await self._asked_support()
+            if support.backend == "none":
+                self._tell(DriverLimitReport(self._mode, "none", support.reason, support.driver))
+            else:
+                await self._set_all(support)
+        except DriverLimitsAwayError as error:
+            self._support = None
+            self._tell(DriverLimitReport(self._mode, reason=str(error)))
+        self._tell_usable()
+        self._first_round.set()
+
+    def pod_states(self) -> Iterator[tuple[str, str, PodLimitState]]:
+        """Yields namespace, name and state of each pod that uses an allocation, where its names are known."""
+        for uid, refs in self._refs().items():
+            if uid in self.states and len(refs) == 1:
+                namespace, pod = next(iter(refs))
+                yield namespace, pod, self.states[uid]
+
+    async def _work(self) -> None:
+        until = time.monotonic() + self._times.connect
+        while not self._limiter.connected and time.monotonic() < until:
+            await asyncio.sleep(_CONNECT_POLL)
+        while True:
+            await self.round()
+            await self._alarm.wait(self._interval)
+
+    async def _watch_cgroups(self) -> None:
+        sequence = 0
+        while True:
+            try:
+                answer = await self._limiter.watch(sequence)
+            except DriverLimitsAwayError:
+                sequence = 0
+                await asyncio.sleep(self._times.retry)
+                continue
+            if answer.sequence != sequence:
+                sequence, self._users.present = answer.sequence, frozenset(answer.uids)
+                self._alarm.ring()
+
+    async def _asked_support(self) -> SupportAnswer:
+        now = time.monotonic()
+        if self._support is None or now - self._asked_at >= self._times.support:
+            support = await self._limiter.support()
+            self._asked_at = now
+            if self._reported.new("support", f"{support.backend} {support.reason}"):
+                self._log.info(
+                    "driver limits", backend=support.backend, driver=support.driver, detail=support.reason
+                )
+            self._support = support
+        return self._support
+
+    async def _set_all(self, support: SupportAnswer) -> None:
+        own = self._limits()
+        totals = {gpu: gpu_support.total for gpu, gpu_support in support.gpus.items()}
+        pods, identified = self._users.node_pods(), self._users.identified
+        wanted = driver_limits.limits_of_node(own, pods, totals, identified=identified)
+        self._users.closed([uid for uid in wanted if uid not in own and not any(wanted[uid].values())])
+        before, states = self.states, await self._setter.set(wanted)
+        self.states = states
+        if any(_failed(state) for state in states.values()):
+            self._asked_at -= self._times.support  # the driver may have been reloaded
+        self._tell(
+            DriverLimitReport(
+                self._mode,
+                support.backend,
+                driver=support.driver,
+                pods=len(own),
+                excess=driver_limits.excess_bytes(own, self._gpus.now.gpus),
+                walls=tuple(self._walls(own, states)),
+            )
+        )
+        if any(_has_grown(before.get(uid), states[uid]) for uid in own.keys() & states.keys()):
+            for watcher in self.watchers:
+                watcher()
+
+    def _limits(self) -> dict[str, dict[str, int]]:
+        """The limits of all pods that use an allocation."""
+        return driver_limits.pod_limits(
+            self._store.table, self._users.node_pods(), self._gpus.now.gpus, self._held(), self._margin
+        )
+
+    def _held(self) -> live_limits.Present:
+        """What living processes hold, which only elastic limits depend on."""
+        if not any(allocation.policy.elastic for allocation in self._store.table.allocations):
+            return {}
+        return {key: reading.present() for key, reading in self._store.readings().items()}
+
+    def _container_limit(self, allocation_id: str, gpu: str) -> int | None:
+        allocation = self._store.table.find(allocation_id)
+        if allocation is None:
+            return None
+        gpus = self._gpus.now.gpus
+        page = live_limits.limits_now(self._store.table, gpus, self._held())[allocation_id]
+        sizes = {name: count for name, (count, _) in page.items()}
+        return driver_limits.container_limit(allocation, gpus, sizes, gpu, self._margin)
+
+    def _walls(self, limits: Limits, states: Mapping[str, PodLimitState]) -> list[PodWall]:
+        """The limits that are not what they are to be."""
+        walls = []
+        for uid, by_gpu in limits.items():
+            state = states.get(uid)
+            if state is None or not state.present:
+                continue  # not made yet, or gone
+            for gpu, wanted in by_gpu.items():
+                gpu_state = state.gpus.get(gpu) or GpuLimitState(None, None)
+                if gpu_state.hard != wanted:
+                    problem = state.problem or gpu_state.problem
+                    walls.append(
+                        PodWall(self._name(uid), gpu, wanted, gpu_state.hard, gpu_state.used, problem)
+                    )
+        return walls
+
+    def _refs(self) -> dict[str, set[tuple[str, str]]]:
+        """Namespaces and names by UID, of the pods that use an allocation."""
+        refs: dict[str, set[tuple[str, str]]] = {}
+        for allocation in self._store.table.allocations:
+            for uid, namespace, pod in self._users.named(allocation):
+                refs.setdefault(uid, set()).add((namespace, pod))
+        return refs
+
+    def _name(self, uid: str) -> str:
+        names = self._refs().get(uid, set())
+        return "/".join(next(iter(names))) if len(names) == 1 else f"pod {uid}"
+
+    def _tell(self, report: DriverLimitReport) -> None:
+        self.report = report
+        if report.backend != "none":
+            self._answered_at = time.monotonic()
+        elif report.reason and self._reported.new("reason", report.reason):
+            self._log.info("no driver limits", detail=report.reason)
+        if report == self._written:
+            return
+        try:
+            write_report(self._store.state_dir, report)
+            self._written = report
+        except StorageError as error:
+            if self._reported.new("report", str(error)):
+                self._log.error("report not written", detail=str(error))
+
+    def _tell_usable(self) -> None:
+        """Tells whether devices may be listed. Who sets limits may restart: that alone changes nothing."""
+        if self._mode != "required":
+            return
+        recent = self._answered_at is not None and (
+            time.monotonic() - self._answered_at < self._times.absence and self._support is None
+        )
+        usable = self.report.backend != "none" or recent
+        if usable != self._told_usable:
+            if not usable:
+                self._log.error(
+                    "no devices are listed", detail=f"--driver-limits=required: {self.report.reason}"
+                )
+            self._told_usable = usable
+            self._usable(usable)
+
+    def _unless_auto(self, problem: str) -> str | None:
+        return f"waiting for the driver's limit: {problem}" if problem and self._mode == "required" else None
+
+    def _report_problem(self, allocation: Allocation, problem: str) -> None:
+        if self._reported.new((allocation.id, "not set"), problem):
+            self._log.warning(
+                "driver limit not set", allocation=allocation.id, container=allocation.name, detail=problem
+            )
+            if self._mode != "required":
+                text = f"the driver does not limit the pod, only the library does: {problem}"
+                self._pods.event(allocation, "Warning", "DriverLimitNotSet", text)
+
+    def _report_replaced(self, uid: str, allocation_id: str, leaf: Leaf, wanted: int) -> None:
+        was = "no limit" if leaf.hard is None else f"a limit of {format_bytes(leaf.hard)}"
+        text = (
+            f"a container's own cgroup had {was} on {leaf.gpu}, as NVIDIA_GPU_MEMORY_LIMIT or a cgroup that is gone "
+            f"leave it; it is {format_bytes(wanted)} now"
+        )
+        if not self._reported.new((uid, leaf.container, leaf.gpu), text):
+            return
+        self._log.warning("driver limit replaced", pod=self._name(uid), container=leaf.container, detail=text)
+        allocation = self._store.table.find(allocation_id)
+        if allocation is not None:
+            self._pods.event(allocation, "Warning", "DriverLimitReplaced", text)
+
+
+class NoDriverLimits:
+    """No limits are set: --driver-limits=off. Limits that were set before stay until their pods have ended."""
+
+    active = False
+
+    def __init__(self, store: Store) -> None:
+        self.report = DriverLimitReport("off", reason="--driver-limits=off")
+        self.watchers: list[Callable[[], None]] = []
+        self._store = store
+
+    async def run(self) -> None:
+        """Works until cancelled; there is nothing to do."""
+        with contextlib.suppress(StorageError):
+            write_report(self._store.state_dir, self.report)
+        await asyncio.Event().wait()
+
+    async def settled(self, seconds: float) -> None:
+        """Returns at once."""
+        del seconds
+
+    async def blocker(self, allocation: Allocation) -> None:
+        """Nothing."""
+        del allocation
+
+    def most_for(self, allocation: Allocation, gpu: str) -> None:
+        """None: nothing bounds a limits page."""
+        del allocation, gpu
+
+    def pod_states(self) -> Iterator[tuple[str, str, PodLimitState]]:
+        """Yields nothing."""
+        return iter(())
+
+
+def _problem(limits: Mapping[str, int], state: PodLimitState | None) -> str:
+    """Why a pod's limits do not stand; empty where they do, or are only as high as what is in use."""
+    if state is None or not state.present:
+        return "the cgroup of its pod is not found below /sys/fs/cgroup"
+    if state.problem:
+        return state.problem
+    for gpu, wanted in limits.items():
+        gpu_state = state.gpus.get(gpu)
+        if gpu_state is None:
+            return f"the driver does not show {gpu}"
+        if gpu_state.problem:
+            return f"{gpu}: {gpu_state.problem}"
+        if gpu_state.hard is None or gpu_state.hard > max(wanted, gpu_state.used or 0):
+            kept = "no limit" if gpu_state.hard is None else format_bytes(gpu_state.hard)
+            return f"{gpu}: the driver keeps {kept} instead of {format_bytes(wanted)}"
+    return ""
+
+
+def _failed(state: PodLimitState) -> bool:
+    return bool(state.problem) or any(gpu_state.problem for gpu_state in state.gpus.values())
+
+
+def _has_grown(before: PodLimitState | None, state: PodLimitState) -> bool:
+    for gpu, gpu_state in state.gpus.items():
+        earlier = before.gpus.get(gpu) if before is not None else None
+        if gpu_state.hard is not None and (earlier is None or gpu_state.hard > (earlier.hard or 0)):
+            return True
+    return False
