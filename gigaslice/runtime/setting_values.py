@@ -58,7 +58,9 @@ class WordChoice:
     options: tuple[str, ...]
 
     def __call__(self, text: str) -> str:
-        """TEXT, where it is one of them."""
+        """TEXT, where it is one of them; other words for off mean it where it is one."""
+        if "off" in self.options and is_off(text):
+            return "off"
         if text not in self.options:
             raise ValueError(f"must be one of {', '.join(self.options)}")
         return text
