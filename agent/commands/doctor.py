@@ -30,9 +30,11 @@ from agent.roles.gpu_wait import read_bus
 from gigaslice.core import units
 from gigaslice.core.errors import GigasliceError, MissingError
 from gigaslice.core.kube.fields import object_at
+from gigaslice.core.limits.driver_limit_messages import SupportAnswer
 from gigaslice.core.text import plain
 from gigaslice.kubeapi.access import Access
 from gigaslice.kubeapi.client import ApiFailure, KubeClient, object_path
+from gigaslice.runtime import local_protocol
 from gigaslice.runtime.files import read_file
 from vcuda.doctor import Finding, check_locks, check_managed
 
@@ -47,6 +49,7 @@ _PUBLISH = ("patch", "nodes")
 _RIGHTS = (("watch", "pods"), ("create", "events"), ("patch", "events"), _EVICT)
 _MISSED_LITTLE = ("events",)  # without these rights pods are served all the same
 _LEDGER_REMEDY = "choose a --state-dir on ext4, xfs or btrfs, or mount a tmpfs of the host at --ledger-dir"
+_LIMITS_LOG = "see the log of the container driver-limits"
 _CDI_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
@@ -60,6 +63,7 @@ def examine(config: Config, scan: Callable[[Config], Inventory]) -> Iterator[Fin
     yield _check_pod_resources(config)
     yield _check_pid_namespace(Path("/proc/self/ns/pid"))
     yield from _check_api(config)
+    yield _check_driver_limits(config)
     if config.host_memory:
         yield from _check_paging()
     if config.visible_devices == "cdi":
@@ -306,6 +310,33 @@ async def _allowed(client: KubeClient, right: tuple[str, str]) -> bool:
             raise
         return True
     return object_at(review, "status").get("allowed") is not False
+
+
+def _check_driver_limits(config: Config) -> Finding:
+    """Whether the driver bounds pods itself: asked of who would set its limits."""
+    subject, required = "driver limits", config.driver_limits == "required"
+    if config.driver_limits == "off":
+        return Finding("ok", subject, "not to be set (--driver-limits=off)")
+    try:
+        support = SupportAnswer.decode(
+            local_protocol.ask(config.driver_limits_socket, "gigaslice driver-limits", {"support": {}})
+        )
+    except MissingError as error:
+        text = f"nobody sets any, and only the library limits: {error}"
+        remedy = "the chart's driverLimits.enabled adds that container (driver 615 and later)"
+        return Finding("fail" if required else "ok", subject, text, remedy)
+    except GigasliceError as error:
+        return Finding("fail" if required else "warn", subject, str(error), _LIMITS_LOG)
+    if support.backend == "none":
+        remedy = "the library limits all the same; docs/driver-limits.md has what is needed"
+        return Finding("fail" if required else "warn", subject, support.reason, remedy)
+    forgetful = [gpu for gpu, card in support.gpus.items() if card.persistence is False]
+    if forgetful:
+        text = f"{support.backend}; without persistence mode an idle GPU may forget them while the agent is down: "
+        return Finding(
+            "warn", subject, text + ", ".join(forgetful), "nvidia-smi -pm 1, or nvidia-persistenced"
+        )
+    return Finding("ok", subject, f"{support.backend}, driver {support.driver}")
 
 
 def _check_cdi(directories: tuple[Path, ...]) -> Finding:

@@ -40,6 +40,8 @@ class Reading:
         most: The most that the allocation can hold, for its own GPUs (`trust`). Empty in what `read` returns: that is
             what the container claims.
         hidden: The kernel could not be asked whether a process lives.
+        driver_refused: How often the driver had no memory although the quota had room.
+        driver_refused_bytes: What was asked for the last time; 0 where that is not known.
     """
 
     used: Mapping[str, int]
@@ -56,6 +58,8 @@ class Reading:
     cores: Mapping[str, int] = field(default_factory=dict)
     most: Mapping[str, int] = field(default_factory=dict)
     hidden: bool = False
+    driver_refused: Mapping[str, int] = field(default_factory=dict)
+    driver_refused_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -118,6 +122,8 @@ def read(path: Path, *, wait: bool = True) -> Reading:
         physical={gpu.uuid: gpu.physical_bytes for gpu in page.gpus},
         shares=shares,
         cores={gpu.uuid: gpu.cores_percent for gpu in page.gpus},
+        driver_refused=usage.driver_refused,
+        driver_refused_bytes=usage.driver_refused_bytes,
     )
 
 

@@ -192,6 +192,11 @@ class DriverLimitManager:
         self._tell_usable()
         self._first_round.set()
 
+    def states_of(self, allocation: Allocation, gpu: str) -> list[GpuLimitState]:
+        """Returns what the driver said of the pods of an allocation on a GPU."""
+        states = [self.states[uid] for uid in sorted(self._users.of(allocation)) if uid in self.states]
+        return [state.gpus[gpu] for state in states if gpu in state.gpus]
+
     def pod_states(self) -> Iterator[tuple[str, str, PodLimitState]]:
         """Yields namespace, name and state of each pod that uses an allocation, where its names are known."""
         for uid, refs in self._refs().items():
@@ -389,6 +394,11 @@ class NoDriverLimits:
     def most_for(self, allocation: Allocation, gpu: str) -> None:
         """None: nothing bounds a limits page."""
         del allocation, gpu
+
+    def states_of(self, allocation: Allocation, gpu: str) -> list[GpuLimitState]:
+        """Nothing."""
+        del allocation, gpu
+        return []
 
     def pod_states(self) -> Iterator[tuple[str, str, PodLimitState]]:
         """Yields nothing."""

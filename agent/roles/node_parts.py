@@ -32,6 +32,7 @@ from agent.limits.compute_manager import ComputeManager
 from agent.limits.cpus import CpuBinder
 from agent.limits.driver_limit_client import DriverLimitClient
 from agent.limits.driver_limit_manager import DriverLimitManager, NoDriverLimits
+from agent.limits.driver_refusals import DriverRefusals
 from agent.limits.manager import LimitsManager
 from agent.limits.pod_users import PodUsers
 from agent.limits.time_slice_manager import TimeSliceManager
@@ -156,6 +157,13 @@ def build(
         "ends": plugin.poller.follow,
         "limits": limits.run,
         "driver_limits": driver_limits.run,
+        "driver_refusals": DriverRefusals(
+            lambda: store.table,
+            lambda: {key: measured.reading for key, measured in memory_monitor.last.items()},
+            driver_limits.states_of,
+            ConsumerPods(cluster),
+            config.measure_interval,
+        ).run,
         "withholding": withholding.run,
         "shares": ComputeManager(store, now, source.process_busy).run,
         "time_slices": time_slices.run,

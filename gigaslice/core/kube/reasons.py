@@ -52,6 +52,10 @@ REASONS = (
            "the driver does not bound the pod's memory although this node's driver could; the library alone does"),
     EventReason("DriverLimitReplaced", "Warning",
            "a container's own cgroup had a limit of the driver beside its pod's, which would have counted instead"),
+    EventReason("DriverLimitReached", "Warning",
+           "the driver refused memory although the quota had room: it counts more than the library; raise the margin"),
+    EventReason("GPUMemoryExhausted", "Warning",
+           "the driver refused memory although the quota had room: something else holds the rest of the GPU"),
     EventReason("LedgerMayOvercount", "Warning", "neither the state directory nor `--ledger-dir` keeps the locks of "
         "processes: a container that is killed and restarted may stay charged; `gigaslice doctor` says why"),
     EventReason("LedgerTruncated", "Warning", "a container makes its ledger grow on the node's disk; it is truncated"),

@@ -243,6 +243,7 @@ def test_a_process_of_another_container_is_not_had_by_holding_its_number(store, 
         auditor = Auditor(store, NoCluster(), OverusePolicy(), Counters(), proc=tmp_path / "proc")
         asyncio.run(MemoryMonitor(store, driver, 1.0, auditor).round())
         assert store.disowned == {liar.id: frozenset([stolen])}
+        assert store.pods_seen == {victim.id: frozenset(["1" * 32])}
         assert store.reading(liar.id).pids == () and not store.reading(liar.id).alive
         assert store.measured == {victim.id: {uuid(0): 3 * GIB}, liar.id: {uuid(0): 0}}
 
@@ -267,5 +268,6 @@ def test_an_owner_that_lost_its_record_lock_has_its_library(store, tmp_path):
         memory_monitor = MemoryMonitor(store, Driver(**{"70": 3 * GIB}), 1.0, auditor)
         asyncio.run(memory_monitor.round())
         assert store.without_library == {}
+        assert store.pods_seen == {mine.id: frozenset(["1" * 32])}
         assert store.measured == {mine.id: {uuid(0): 3 * GIB}}
         assert vcuda.read_limits(ledger.parent / contract.LIMITS_FILE).gpus[0].undeclared_bytes == GIB

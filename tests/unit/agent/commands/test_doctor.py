@@ -1,8 +1,11 @@
 """Preflight: each thing that can be wrong with a node is told on a line of its own, with what to do."""
 
+import contextlib
+import json
 import os
 import socket
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,7 @@ def settings(tmp_path):
     def load(**flags):
         given = {"state-dir": str(tmp_path / "state"), "kube-api": "off"}
         given |= {"kubelet-dir": str(tmp_path / "nowhere"), "pod-resources": str(tmp_path / "no.sock")}
+        given["driver-limits-socket"] = str(tmp_path / "limits.sock")
         return config.load(given | {name.replace("_", "-"): value for name, value in flags.items()}, {})
 
     return load
@@ -230,3 +234,56 @@ def test_nothing_is_left_behind(settings, tmp_path):
     before = sorted(Path(tmp_path).rglob("*"))
     findings(settings())
     assert sorted(Path(tmp_path).rglob("*")) == before
+
+
+@contextlib.contextmanager
+def limits_helper(path, answer):
+    """Answers one question on the socket PATH."""
+
+    def serve():
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as lines:
+            assert "support" in json.loads(lines.readline())
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join()
+
+
+LIMITED = {"backend": "dmem", "reason": "", "driver": "615.10", "gpus": {uuid(0): {"total": 1 << 35}}}
+FORGETFUL = {**LIMITED, "gpus": {uuid(0): {"total": 1 << 35, "persistence": False}}}
+NONE = {"backend": "none", "reason": "branch 580 has none", "driver": "580.1", "gpus": {}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "levels", "words"),
+    [
+        (LIMITED, ("ok", "ok"), "dmem, driver 615.10"),
+        (FORGETFUL, ("warn", "warn"), "persistence"),
+        (NONE, ("warn", "fail"), "branch 580"),
+        ({"error": "no"}, ("warn", "fail"), "no"),
+        ({"backend": "soup"}, ("warn", "fail"), "dmem, misc"),
+    ],
+)
+def test_who_limits_is_asked_of_who_would_set_limits(settings, tmp_path, answer, levels, words):
+    for mode, level in zip(("auto", "required"), levels, strict=True):
+        with limits_helper(tmp_path / f"{mode}.sock", answer):
+            loaded = settings(driver_limits=mode, driver_limits_socket=str(tmp_path / f"{mode}.sock"))
+            finding = findings(loaded)["driver limits"]
+        assert finding.level == level
+        assert words in finding.text + finding.remedy
+
+
+@pytest.mark.parametrize(("mode", "level"), [("auto", "ok"), ("required", "fail")])
+def test_where_nobody_sets_limits_the_library_does(settings, mode, level):
+    finding = findings(settings(driver_limits=mode))["driver limits"]
+    assert finding.level == level and "only the library" in finding.text
+
+
+def test_limits_that_are_off_are_not_asked_for(settings):
+    assert findings(settings(driver_limits="off"))["driver limits"].level == "ok"

@@ -42,6 +42,7 @@ class Node:
         self.cluster = MemoryCluster()
         self.shown = frozenset()
         self.outlived = set()
+        self.driver_room = None
         self.numbers = itertools.count(1)
         self.start()
 
@@ -61,6 +62,7 @@ class Node:
             slice_bytes=GIB,
             interval=0.01,
             rights=self.rights,
+            most=lambda allocation, gpu: self.driver_room,
         )
         self.withholding = Withholding(
             self.store,
@@ -127,6 +129,22 @@ def test_a_change_is_in_the_page_the_allocation_table_and_the_directory(node):
     assert node.store.dirs.read_all()[one] == node.store.table.find(one)
     node.round()
     assert node.shown == device_ids(0, 20, 21, 22, 23)
+
+
+def test_a_page_grows_no_further_than_the_driver_allows_and_shrinks_at_once(node):
+    one = node.admit("a", range(8))
+    node.driver_room = 10 * GIB
+    node.resize("a", memory=12 * GIB)
+    assert node.page(one) == (10, 0) and node.store.table.find(one).quota() == {uuid(0): 12 * GIB}
+    node.driver_room = 6 * GIB
+    node.manager.refresh()
+    assert node.page(one) == (10, 0), "what the page has promised stays"
+    node.driver_room = 12 * GIB
+    node.manager.refresh()
+    assert node.page(one) == (12, 0)
+    node.driver_room = 10 * GIB
+    node.resize("a", memory=4 * GIB)
+    assert node.page(one) == (4, 0)
 
 
 @pytest.mark.parametrize(

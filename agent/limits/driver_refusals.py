@@ -1,0 +1,111 @@
+"""Tells a pod whose refusal it was when the driver had no memory although its quota had room.
+
+A program sees the same error either way. The ledger counts such refusals; what the driver says of the pod's limit in the
+round after tells them apart. Text for the pod names its own numbers only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from agent.apiserver.consumer_pods import ConsumerPods
+from agent.ledgers.usage import Reading
+from gigaslice.core.allocation.table import Allocation, AllocationTable
+from gigaslice.core.limits.driver_limit_messages import GpuLimitState
+from gigaslice.core.units import format_bytes
+from gigaslice.runtime.logs import get_logger
+
+__all__ = ["DriverRefusals", "refused_by_limit"]
+
+LIMIT, FULL = "DriverLimitReached", "GPUMemoryExhausted"
+
+
+def refused_by_limit(state: GpuLimitState | None, asked: int) -> bool:
+    """Returns whether the driver's limit of a pod explains a refusal of ASKED bytes, of which 0 is not known. Pure.
+
+    Memory that was freed since makes a refusal look like one of a full GPU: what is told is the likelier cause.
+    """
+    if state is None or state.hard is None or state.used is None:
+        return False
+    return state.used + max(asked, 1) > state.hard
+
+
+class DriverRefusals:
+    """Looks at the ledgers every INTERVAL seconds.
+
+    Args:
+        table: The allocation table of now.
+        readings: The ledgers of the last measuring round, by allocation.
+        states: What the driver says of the pods of an allocation on a GPU.
+        pods: Where events go.
+        interval: See above.
+    """
+
+    def __init__(
+        self,
+        table: Callable[[], AllocationTable],
+        readings: Callable[[], Mapping[str, Reading]],
+        states: Callable[[Allocation, str], list[GpuLimitState]],
+        pods: ConsumerPods,
+        interval: float,
+    ) -> None:
+        self._table = table
+        self._readings = readings
+        self._states = states
+        self._pods = pods
+        self._interval = interval
+        # What ledgers had counted before this agent was started is not told a second time.
+        self._counts: dict[tuple[str, str], int] = {}
+        self._earlier = {allocation.id for allocation in table().allocations}
+        self._log = get_logger("driver_limits")
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval)
+            self.look()
+
+    def look(self) -> None:
+        """Reports every refusal since the last look."""
+        readings = self._readings()
+        counts: dict[tuple[str, str], int] = {}
+        for allocation in self._table().allocations:
+            reading = readings.get(allocation.id)
+            if reading is None or reading.problem is not None:
+                counts |= {key: count for key, count in self._counts.items() if key[0] == allocation.id}
+                continue
+            for gpu, count in reading.driver_refused.items():
+                key = (allocation.id, gpu)
+                before = self._counts.get(key, count if allocation.id in self._earlier else 0)
+                if count > before:
+                    self._report(allocation, gpu, count - before, reading)
+                counts[key] = count
+            self._earlier.discard(allocation.id)
+        self._counts = counts
+
+    def _report(self, allocation: Allocation, gpu: str, count: int, reading: Reading) -> None:
+        asked = reading.driver_refused_bytes.get(gpu, 0)
+        states = [state for state in self._states(allocation, gpu) if refused_by_limit(state, asked)]
+        size = f"{format_bytes(asked)} of" if asked else "memory of"
+        used, limit = reading.used.get(gpu, 0), reading.limits.get(gpu, 0)
+        own = f"the container uses {format_bytes(used)} of its {format_bytes(limit)}"
+        if states:
+            hard, held = states[0].hard or 0, states[0].used or 0
+            reason = LIMIT
+            text = (
+                f"the driver refused {size} {gpu}: it counts {format_bytes(held)} of the {format_bytes(hard)} that it "
+                f"lets the pod have, and {own}; --driver-limits-margin gives pods more"
+            )
+        else:
+            reason = FULL
+            text = f"the driver refused {size} {gpu}, which is full, and {own}; gigaslice status tells who has the rest"
+        self._log.warning(
+            "driver refused memory",
+            allocation=allocation.id,
+            container=allocation.name,
+            gpu=gpu,
+            count=count,
+            detail=text,
+        )
+        self._pods.event(allocation, "Warning", reason, text)
