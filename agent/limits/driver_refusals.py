@@ -1,7 +1,7 @@
 """Tells a pod whose refusal it was when the driver had no memory although its quota had room.
 
-A program sees the same error either way. The ledger counts such refusals; what the driver says of the pod's limit in the
-round after tells them apart. Text for the pod names its own numbers only.
+A program sees the same error either way. The ledger counts such refusals. What the driver says of the pod's limit in
+the round after tells them apart. Text for the pod names its own numbers only.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from gigaslice.core.units import format_bytes
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["DriverRefusals", "refused_by_limit"]
-
-LIMIT, FULL = "DriverLimitReached", "GPUMemoryExhausted"
 
 
 def refused_by_limit(state: GpuLimitState | None, asked: int) -> bool:
@@ -92,14 +90,14 @@ class DriverRefusals:
         own = f"the container uses {format_bytes(used)} of its {format_bytes(limit)}"
         if states:
             hard, held = states[0].hard or 0, states[0].used or 0
-            reason = LIMIT
             text = (
                 f"the driver refused {size} {gpu}: it counts {format_bytes(held)} of the {format_bytes(hard)} that it "
                 f"lets the pod have, and {own}; --driver-limits-margin gives pods more"
             )
+            self._pods.event(allocation, "Warning", "DriverLimitReached", text)
         else:
-            reason = FULL
             text = f"the driver refused {size} {gpu}, which is full, and {own}; gigaslice status tells who has the rest"
+            self._pods.event(allocation, "Warning", "GPUMemoryExhausted", text)
         self._log.warning(
             "driver refused memory",
             allocation=allocation.id,
@@ -108,4 +106,3 @@ class DriverRefusals:
             count=count,
             detail=text,
         )
-        self._pods.event(allocation, "Warning", reason, text)

@@ -243,7 +243,6 @@ def test_a_process_of_another_container_is_not_had_by_holding_its_number(store, 
         auditor = Auditor(store, NoCluster(), OverusePolicy(), Counters(), proc=tmp_path / "proc")
         asyncio.run(MemoryMonitor(store, driver, 1.0, auditor).round())
         assert store.disowned == {liar.id: frozenset([stolen])}
-        assert store.pods_seen == {victim.id: frozenset(["1" * 32])}
         assert store.reading(liar.id).pids == () and not store.reading(liar.id).alive
         assert store.measured == {victim.id: {uuid(0): 3 * GIB}, liar.id: {uuid(0): 0}}
 

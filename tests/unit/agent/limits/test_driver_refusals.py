@@ -6,7 +6,7 @@ import pytest
 
 from agent.apiserver.consumer_pods import ConsumerPods
 from agent.ledgers.usage import Reading
-from agent.limits.driver_refusals import FULL, LIMIT, DriverRefusals, refused_by_limit
+from agent.limits.driver_refusals import DriverRefusals, refused_by_limit
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.limits.driver_limit_messages import GpuLimitState
@@ -15,6 +15,7 @@ from tests.fakes.cluster import MemoryCluster
 from tests.fakes.nodes import GIB, allocation, uuid
 
 GPU = uuid(0)
+LIMIT, FULL = "DriverLimitReached", "GPUMemoryExhausted"
 
 
 @pytest.mark.parametrize(
