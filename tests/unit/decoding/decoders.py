@@ -18,6 +18,7 @@ from agent.control.server import decode_change
 from agent.deviceplugin.records import CODEC
 from agent.health import health_files
 from agent.kubelet import kubelet_checkpoint
+from agent.limits import driver_limit_report
 from agent.persistence import codec
 from gigaslice.core.classes.amounts import amount_of
 from gigaslice.core.classes.resource_class import parse_resource_class
@@ -415,6 +416,12 @@ DECODERS: tuple[Decoder, ...] = (
     Decoder("cordons", (AGENT, CLI), _file(health_files.read_cordons, health_files.CORDON), lambda: (
         b'{"version": 1, "cordons": {"GPU-1": {"reason": "fan", "since": 1.7e9}}}',
     ), (StateError,), ("agent.health.health_files:_read",), 0.5),
+    Decoder("report of driver limits", (CLI,), _file(
+        driver_limit_report.read_report, driver_limit_report.FILE
+    ), lambda: (
+        b'{"version": 1, "mode": "auto", "backend": "dmem", "reason": "", "driver": "615.10", "pods": 1, "excess": '
+        b'{"GPU-1": 5}, "walls": [{"pod": "a", "gpu": "GPU-1", "wanted": 7, "hard": null, "used": 1, "problem": ""}]}',
+    ), (StateError,), ("agent.limits.driver_limit_report:read_report",), 0.5),
     # --- the dataset service ---
     Decoder("manifest of a pack", (DATASET, CLI), _plain(PackManifest.parse), lambda: (
         seeds.MANIFEST.text().encode(),

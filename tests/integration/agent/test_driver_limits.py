@@ -1,0 +1,267 @@
+"""The driver's own limits on a node: agent, role, simulated driver and kubelet stand-in, each a process of its own.
+
+Programs here have no library: what stops them is the driver, by the cgroup that they run in.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.fakedriver.cgroups import enable_controller, make_root, region_of
+from tests.fakedriver.env import driver_env, write_machine
+from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec, Runtime
+from tests.integration.agent.conftest import (
+    NODE,
+    PATIENCE,
+    QUICK,
+    RESOURCE,
+    ROOT,
+    AgentProcess,
+    allocation_dir,
+    gpu_of,
+    pod,
+    wait_until,
+)
+from tests.native.running import GIB, LIBRARY, MIB, OUT_OF_MEMORY, SUCCESS, Client
+
+MARGIN = 256 * MIB
+OWN = "0" * 32
+REGIONS = [region_of("00000000:3b:00.0"), region_of("00000000:af:00.0")]
+LAYOUTS = {
+    "cgroupfs": "kubepods/burstable/pod{uid}",
+    "systemd": "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{escaped}.slice",
+}
+
+
+class LimitedNode:
+    """A node whose driver keeps limits; cgroups are made as a kubelet makes them, by LAYOUT."""
+
+    def __init__(self, directory, api, backend, layout, **flags):
+        self.directory, self.backend, self.layout = directory, backend, LAYOUTS[layout]
+        self.tree = make_root(directory / "cgroup", backend, dict.fromkeys(REGIONS, 24 * GIB))
+        self.procs = 0
+        machine = write_machine(directory, like="two-24g", memory_limits=backend, driver_version="615.10")
+        self.env = driver_env(machine, directory / "machine", FAKEDRIVER_ADMIN="yes")
+        self.socket = directory / "limits.sock"
+        self.role = None
+        self.clients = []
+        self.start_role()
+        self.kubelet = FakeKubelet(
+            directory / "kubelet", 7, settings=QUICK, runtime=Runtime("plain"), api=api
+        )
+        self.agent = AgentProcess(directory, self.kubelet.plugin_directory, self.kubelet.pod_resources_socket)
+        self.agent.driver = self.env
+        self.agent.flags |= {
+            "--kubeconfig": api.kubeconfig(directory),
+            "--node-name": NODE,
+            "--inventory": "nvml",
+        }
+        self.agent.flags |= {"--driver-limits-socket": self.socket, "--driver-limits": "required"}
+        self.agent.flags |= {"--" + name.replace("_", "-"): value for name, value in flags.items()}
+        self.kubelet.start()
+        self.agent.start()
+        self.agent.wait_event("watching")
+
+    def listed(self):
+        wait_until(lambda: self.kubelet.allocatable().get(RESOURCE), "slices")
+        return self
+
+    def start_role(self):
+        command = [sys.executable, "-m", "tests.integration.agent.driver_limits_role", self.socket, self.tree]
+        with (self.directory / "role.log").open("ab") as log:
+            self.role = subprocess.Popen(
+                list(map(str, command)), cwd=ROOT, env=self.env, stdout=log, stderr=log
+            )
+        own = self.cgroup(OWN)
+        (own / "cgroup.procs").write_text(f"{self.role.pid}\n")
+
+    def kill_role(self):
+        self.role.kill()
+        self.role.wait()
+
+    def cgroup(self, uid):
+        """The cgroup of the pod with that UID, made if need be."""
+        path = self.tree / self.layout.format(uid=uid, escaped=uid.replace("-", "_"))
+        for directory in [*reversed(path.relative_to(self.tree).parents), path.relative_to(self.tree)][1:]:
+            if not (self.tree / directory).exists():
+                (self.tree / directory).mkdir()
+                enable_controller(self.tree / directory, self.backend)
+                (self.tree / directory / "cgroup.procs").touch()
+        return path
+
+    def run(self, spec):
+        """A pod that runs, in a cgroup of its own."""
+        created = self.kubelet.create_pod(spec)
+        self.cgroup(created.uid)
+        created.wait_for(lambda created: created.phase != "Pending", PATIENCE)
+        assert created.phase == "Running", (created.reason, created.message)
+        return created
+
+    def program(self, created, gpu, **extra):
+        """A program in a pod's cgroup, without the library."""
+        group = str(self.cgroup(created.uid))
+        client = Client({**self.env, "CUDA_VISIBLE_DEVICES": gpu, "FAKEDRIVER_CGROUP": group, **extra})
+        self.clients.append(client)
+        return client
+
+    def limit(self, created, gpu):
+        """The hard limit of a pod as the driver keeps it; None for none."""
+        code = (
+            "import sys, pynvml\n"
+            "from gigaslice.roles.driver_limits.nvml import NvmlLimits\n"
+            "limits = NvmlLimits(); limits.open(); limit = limits.get(sys.argv[1], sys.argv[2])\n"
+            "print(limit and limit.hard)"
+        )
+        answer = subprocess.run(
+            [sys.executable, "-c", code, gpu, str(self.cgroup(created.uid))],
+            env=self.env, cwd=ROOT, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return None if answer.stdout.strip() == "None" else int(answer.stdout)
+
+    def close(self):
+        for client in self.clients:
+            client.kill()
+        if self.agent.process is not None:
+            assert self.agent.terminate() == 0
+        self.kubelet.close()
+        if self.role.poll() is None:
+            self.role.send_signal(signal.SIGTERM)
+            assert self.role.wait(PATIENCE) == 0
+        assert "Traceback" not in self.agent.output.read_text()
+        assert "Traceback" not in (self.directory / "role.log").read_text()
+
+
+@pytest.fixture
+def begin_limited(directory, api):
+    """Starts nodes; they are closed at the end."""
+    started = []
+
+    def start(backend="dmem", layout="cgroupfs", **flags):
+        started.append(LimitedNode(directory, api, backend, layout, **flags))
+        return started[-1]
+
+    yield start
+    for node in started:
+        node.close()
+
+
+def other_gpu(node, gpu):
+    (other,) = {event["gpu"] for event in node.agent.events("GPU found")} - {gpu}
+    return other
+
+
+@pytest.mark.parametrize("backend", ["dmem", "misc"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_program_without_the_library_gets_what_its_pod_was_promised_and_no_more(
+    begin_limited, backend, layout
+):
+    node = begin_limited(backend, layout).listed()
+    created = node.run(pod("a", 8))
+    gpu = gpu_of(created.container("c0"))
+    client = node.program(created, gpu).ready()
+    assert client.do("alloc a", 8 * GIB).code == SUCCESS
+    assert client.do("alloc b", MARGIN).code == OUT_OF_MEMORY
+    beside = node.program(created, other_gpu(node, gpu))
+    assert [beside.do("init").code, beside.do("retain z", 0).code] == [SUCCESS, OUT_OF_MEMORY], (
+        "no context either"
+    )
+
+
+def test_a_container_starts_no_sooner_than_its_limit_stands(begin_limited):
+    node = begin_limited().listed()
+    created = node.kubelet.create_pod(pod("a", 8))
+    node.agent.wait_event("start delayed")
+    assert created.phase == "Pending"
+    assert "cgroup of its pod" in node.agent.events("start delayed")[0]["detail"]
+    node.cgroup(created.uid)
+    created.wait_for(lambda created: created.phase == "Running", PATIENCE)
+    assert node.limit(created, gpu_of(created.container("c0"))) == 8 * GIB + MARGIN
+
+
+def test_two_containers_of_a_pod_share_its_wall_and_a_pod_without_slices_has_nothing(begin_limited):
+    node = begin_limited().listed()
+    created = node.run(pod("a", 4, 4))
+    stranger = node.run(PodSpec("b", (ContainerSpec("c0"),)))
+    gpu = gpu_of(created.container("c0"))
+    same = gpu_of(created.container("c1")) == gpu
+    assert node.limit(created, gpu) == (8 if same else 4) * GIB + MARGIN
+    wait_until(lambda: node.limit(stranger, gpu) == 0, "nothing for a pod that asks for nothing")
+    assert node.program(stranger, gpu).do("init").code == SUCCESS
+
+
+def test_without_the_controller_devices_are_not_listed_and_running_pods_go_on(begin_limited):
+    node = begin_limited().listed()
+    created = node.run(pod("a", 8))
+    gpu = gpu_of(created.container("c0"))
+    client = node.program(created, gpu).ready()
+    for name in ("dmem.max", "dmem.min", "dmem.current"):
+        (node.cgroup(OWN) / name).unlink()
+    node.agent.kill()
+    node.agent.start()
+    wait_until(lambda: not node.kubelet.allocatable().get(RESOURCE), "no slices")
+    assert "dmem.max" in node.agent.wait_event("no devices are listed")["detail"]
+    assert client.do("alloc a", GIB).code == SUCCESS and created.phase == "Running"
+
+
+def test_a_start_is_told_and_goes_on_where_limits_are_not_required(begin_limited, api):
+    node = begin_limited(driver_limits="auto").listed()
+    created = node.kubelet.create_pod(pod("a", 8))  # and no cgroup
+    created.wait_for(lambda created: created.phase == "Running", PATIENCE)
+    wait_until(lambda: api.events("DriverLimitNotSet"), "the event")
+
+
+@pytest.mark.parametrize("backend", ["dmem", "misc"])
+def test_whoever_is_killed_no_pod_is_without_its_wall_and_no_new_one_has_a_dead_ones(begin_limited, backend):
+    """Agent and role are killed at random while pods come and go; each look finds a wall no larger than promised."""
+    node = begin_limited(backend, driver_limits="required").listed()
+    rng, stop, failures = random.Random(backend), threading.Event(), []
+    agents_turn = threading.Lock()
+
+    def kill():
+        while not stop.wait(rng.uniform(0.2, 1.2)):
+            with agents_turn:
+                if rng.random() < 0.5:
+                    starts = len(node.agent.events("watching"))
+                    node.agent.kill_worker()
+                    node.agent.wait_event("watching", starts + 1)
+                else:
+                    node.kill_role()
+                    time.sleep(rng.uniform(0, 0.2))
+                    node.start_role()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        for number in range(6):
+            size = rng.randint(1, 6)
+            created = node.run(pod(f"p{number}", size))
+            gpu = gpu_of(created.container("c0"))
+            limit = node.limit(created, gpu)
+            if limit != size * GIB + MARGIN:
+                failures.append((number, size, limit))
+            if rng.random() < 0.5:
+                node.kubelet.delete_pod(created)
+    finally:
+        stop.set()
+        killer.join()
+    assert failures == []
+
+
+def test_the_quota_and_the_wall_agree_on_what_is_shown_and_the_library_refuses_first(begin_limited):
+    node = begin_limited().listed()
+    created = node.run(pod("a", 8))
+    container = created.container("c0")
+    library = {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(allocation_dir(container))}
+    client = node.program(created, gpu_of(container), **library).ready()
+    assert client.do("info").second == 8 * GIB
+    free = client.free()
+    assert client.do("alloc a", free + MIB).code == OUT_OF_MEMORY
+    assert client.do("alloc a", free).code == SUCCESS
+    assert not node.agent.events("driver refused memory")
