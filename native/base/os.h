@@ -70,7 +70,9 @@ int os_map_hold(int fd, void **page);
 int os_mapping_keeps(int fd);
 
 int32_t os_pid(void);
-/* Number of the PID namespace; 0 when /proc does not say. */
+/* Number of the PID namespace; 0 when /proc does not say. The machine's first one has the same everywhere
+ * (linux/nsfs.h: PID_NS_INIT_INO). */
+#define OS_FIRST_PID_NAMESPACE 0xEFFFFFFCu
 uint32_t os_pid_namespace(void);
 /* Whether there is a process of this number in our PID namespace. */
 int os_process_exists(int32_t pid);

@@ -4,21 +4,27 @@
  *     branch 470: 1704 bytes, no lists in it (nvidia-smi uses the public functions)
  *     525: 1904, 535: 1960, 550: 2008, 555: 2040 bytes; the lists are words 213, 214 and 215
  *     580: nvidia-smi calls the same words and reads the same rows as from 535 on
- * The table has only grown and no entry has moved, so 525 and all branches from 535 to 580 are taken as known. From any
- * other branch programs get the table cut off before the lists: nvidia-smi then shows none, and so none of other
+ * The table has only grown and no entry has moved, so 525 and all branches from 535 to 580 are taken as known.
+ * Of later branches the rows are unknown, and so is what else the table has: nothing can be written into a list of
+ * theirs. In a PID namespace of the container's own the kernel leaves other processes out. So there a table that ends
+ * behind the lists has these three entries, and a call passes on as it came; but first the driver's public lists of
+ * that GPU must show the container's processes alone (driver_list.c), else the call is refused.
+ * Everywhere else programs get the table cut off before the lists: nvidia-smi then shows none, and so none of other
  * containers.
- * Charges nothing itself. Tests: tests/integration/test_native_nvml.py, make test-nvidia-smi. */
+ * Charges nothing itself. Tests: tests/integration/test_native_views.py, test_native_nvidia_smi.py, make
+ * test-nvidia-smi. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "nvml_bodies.h"
 #include "driver.h"
+#include "driver_list.h"
 #include "gpu.h"
 #include "place.h"
 #include "process.h"
 
 enum { WORD_COMPUTE = 213, WORD_GRAPHICS = 214, WORD_MPS = 215, WORDS_AT_MOST = 1024 };
-enum { BYTES_BEFORE_LISTS = WORD_COMPUTE * 8, BYTES_525 = 1904 };
+enum { BYTES_BEFORE_LISTS = WORD_COMPUTE * 8, BYTES_WITH_LISTS = (WORD_MPS + 1) * 8, BYTES_525 = 1904 };
 
 static const unsigned char table_id[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
                                            0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
@@ -30,18 +36,24 @@ struct row {
   unsigned int gpu_instance, compute_instance;
 };
 
+enum { LAST_KNOWN = 580 }; /* branch */
 enum { NAME_BYTES = 4096, HEAD_525 = sizeof(struct row), HEAD_535 = sizeof(struct row) + 8 };
 
 _Static_assert(HEAD_525 == 24, "as nvidia-smi reads it");
 
 typedef nvmlReturn_t list_function(nvmlDevice_t device, unsigned int *count, char *rows);
 
+/* A list of unknown arguments: as many as x86 passes in registers go through, of which the first is the device. */
+typedef nvmlReturn_t any_list_function(nvmlDevice_t device, uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d,
+                                       uintptr_t e);
+
 union table {
   uint64_t bytes; /* of the table, this word included */
   list_function *word[WORDS_AT_MOST];
+  any_list_function *any[WORDS_AT_MOST];
 };
 
-static VC_LARGE union table rewritten, cut; /* what programs get */
+static VC_LARGE union table rewritten, cut, passing; /* what programs get */
 static const union table *rewritten_from; /* never written twice: programs may be reading it */
 static list_function *real_compute, *real_graphics, *real_mps;
 static size_t head_bytes;
@@ -92,6 +104,18 @@ static nvmlReturn_t list_mps(nvmlDevice_t device, unsigned int *count, char *row
   return list_nothing(real_mps, device, count, rows);
 }
 
+static any_list_function *passed_compute, *passed_graphics, *passed_mps;
+
+/* This error alone ends `nvidia-smi pmon`, which asks again without end after others (525 to 555 were tried). All else
+ * of nvidia-smi shows no processes after any. */
+#define PASS(name, passed)                                                                                        \
+  static nvmlReturn_t name(nvmlDevice_t device, uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e) { \
+    return driver_list_is_own(device) ? passed(device, a, b, c, d, e) : NVML_ERROR_NO_PERMISSION;                 \
+  }
+PASS(pass_compute, passed_compute)
+PASS(pass_graphics, passed_graphics)
+PASS(pass_mps, passed_mps)
+
 /* 580 of 580.65.06; 0: NVML does not say (it is not initialised). */
 static long driver_branch(void) {
   char version[80];
@@ -103,7 +127,7 @@ static long driver_branch(void) {
 /* Bytes of a row before its name; 0: this branch is not known. */
 static size_t head_of(long branch) {
   if (branch == 525) return HEAD_525;
-  return branch >= 535 && branch <= 580 ? HEAD_535 : 0;
+  return branch >= 535 && branch <= LAST_KNOWN ? HEAD_535 : 0;
 }
 
 static int has_lists(const union table *table) {
@@ -131,15 +155,30 @@ static const union table *cut_off(const union table *table) {
   return &cut;
 }
 
+/* The same table each time, so that one which programs read already keeps its words. */
+static const union table *pass_lists(const union table *table) {
+  memcpy(&passing, table, BYTES_BEFORE_LISTS);
+  passed_compute = table->any[WORD_COMPUTE];
+  passed_graphics = table->any[WORD_GRAPHICS];
+  passed_mps = table->any[WORD_MPS];
+  passing.any[WORD_COMPUTE] = pass_compute;
+  passing.any[WORD_GRAPHICS] = pass_graphics;
+  passing.any[WORD_MPS] = pass_mps;
+  passing.bytes = BYTES_WITH_LISTS;
+  return &passing;
+}
+
 nvmlReturn_t vc_nvmlInternalGetExportTable(const void **table, const void *id) {
   nvmlReturn_t result = real_nvml.nvmlInternalGetExportTable(table, id);
   if (result != NVML_SUCCESS || table == NULL || *table == NULL || id == NULL) return result;
   if (memcmp(id, table_id, sizeof table_id) != 0) return result;
   const union table *driver = *table;
   if (driver->bytes <= BYTES_BEFORE_LISTS) return result;
-  size_t head = has_lists(driver) ? head_of(driver_branch()) : 0;
+  long branch = has_lists(driver) ? driver_branch() : 0;
+  size_t head = head_of(branch);
+  int passes = branch > LAST_KNOWN && pid_namespace_is_the_containers();
   lock_take(&gpu_lock);
-  *table = head != 0 ? rewrite(driver, head) : cut_off(driver);
+  *table = head != 0 ? rewrite(driver, head) : passes ? pass_lists(driver) : cut_off(driver);
   lock_give(&gpu_lock);
   return result;
 }

@@ -14,12 +14,10 @@
 
 #include "nvml_bodies.h"
 #include "driver.h"
+#include "os.h"
 #include "undeclared.h"
 #include "gpu.h"
 #include "runtime_state.h"
-
-/* The first PID namespace has the same inode on every machine (linux/nsfs.h: PID_NS_INIT_INO). */
-static const char first_namespace[] = "pid:[4026531836]";
 
 /* Newer than some headers this is built with: every process, whatever its kind. */
 enum { MODE_ALL = 3 };
@@ -33,11 +31,9 @@ void process_list_read(nvmlDevice_t device, struct process_list *out) {
 
 static int pids_are_the_machines(void) {
   static _Atomic int known; /* 0: not checked yet; else 1 + answer; a process never changes its namespace */
-  char link[32];
   int answer = atomic_load_explicit(&known, memory_order_relaxed);
   if (answer == 0) {
-    ssize_t length = readlink("/proc/self/ns/pid", link, sizeof link);
-    answer = 1 + (length == sizeof first_namespace - 1 && memcmp(link, first_namespace, (size_t)length) == 0);
+    answer = 1 + (os_pid_namespace() == OS_FIRST_PID_NAMESPACE);
     atomic_store_explicit(&known, answer, memory_order_relaxed);
   }
   return answer - 1;

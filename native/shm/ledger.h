@@ -142,6 +142,9 @@ struct ledger_process {
 /* Live processes that hold memory of the GPU: writes at most MAX, returns how many there are. */
 int ledger_processes(struct ledger *ledger, uint32_t column, struct ledger_process *out, uint32_t max);
 
+/* Whether a live process of the quota has this PID in the caller's namespace, whatever memory it holds. */
+int ledger_has_process(struct ledger *ledger, int32_t pid);
+
 /* Sets the functions that give what the process really holds. They are called only when the process lost its slot (it
  * unmapped what holds it, and another process reclaimed the slot) and registers again. MANAGED_USAGE, the part of it
  * that is managed, is called only where the ledger is split. */

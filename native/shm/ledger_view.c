@@ -34,20 +34,24 @@ void ledger_view(struct ledger *ledger, uint32_t column, uint64_t *limit, uint64
   *used = total <= USED_BYTES_MASK ? total : USED_BYTES_MASK;
 }
 
+/* Whether a live process has the slot, and its PID. */
+static int process_of(struct ledger *ledger, uint32_t slot, int32_t *pid) {
+  *pid = os_pid();
+  if ((int32_t)slot == atomic_load(&ledger->slot)) return 1;
+  *pid = 0;
+  if (!ledger_slot_alive(ledger, slot, pid)) return 0;
+  /* Alive in a namespace we cannot see, or its record lock is gone: its own word is all there is. */
+  if (*pid == 0) *pid = atomic_load(&ledger->file->slot[slot].pid);
+  return 1;
+}
+
 int ledger_processes(struct ledger *ledger, uint32_t column, struct ledger_process *out, uint32_t max) {
   uint32_t count = 0;
   ledger_lapse(ledger);
-  int32_t own = atomic_load(&ledger->slot);
   for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++) {
-    const struct ledger_slot *slot = &ledger->file->slot[i];
-    uint64_t bytes = used_bytes(atomic_load(&slot->used[column]));
-    int32_t pid = 0;
-    if (bytes == 0) continue;
-    if ((int32_t)i == own)
-      pid = os_pid();
-    else if (!ledger_slot_alive(ledger, i, &pid))
-      continue;
-    if (pid == 0) pid = atomic_load(&slot->pid); /* alive in a namespace we cannot see: its own word is all there is */
+    uint64_t bytes = used_bytes(atomic_load(&ledger->file->slot[i].used[column]));
+    int32_t pid;
+    if (bytes == 0 || !process_of(ledger, i, &pid)) continue;
     if (count < max) {
       out[count].pid = pid;
       out[count].bytes = bytes;
@@ -55,6 +59,13 @@ int ledger_processes(struct ledger *ledger, uint32_t column, struct ledger_proce
     count++;
   }
   return (int)count;
+}
+
+int ledger_has_process(struct ledger *ledger, int32_t pid) {
+  int32_t owner;
+  for (uint32_t i = 0; pid > 0 && i < ledger_slots_in_use(ledger); i++)
+    if (process_of(ledger, i, &owner) && owner == pid) return 1;
+  return 0;
 }
 
 uint32_t ledger_gpu_count(const struct ledger *ledger) { return ledger->columns; }

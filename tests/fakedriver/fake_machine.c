@@ -197,6 +197,13 @@ static int set_controller(struct reader *r, const char *v) {
 }
 static int set_earlier(struct reader *r, const char *v) { return parse_flag(v, &r->machine->memory_limits_earlier); }
 static int set_total(struct reader *r, const char *v) { return parse_flag(v, &r->machine->memory_limits_total); }
+static int set_invisible(struct reader *r, const char *v) {
+  static const char *const names[] = {"zero", "left_out", "listed", NULL};
+  return parse_choice(v, names, &r->machine->invisible);
+}
+static int set_private_head(struct reader *r, const char *v) {
+  return parse_number(v, 24, 4096, &r->machine->private_head);
+}
 static int set_context(struct reader *r, const char *v) { return parse_bytes(v, &r->machine->context_bytes); }
 static int set_module(struct reader *r, const char *v) { return parse_bytes(v, &r->machine->module_bytes); }
 static int set_granularity(struct reader *r, const char *v) {
@@ -242,6 +249,8 @@ static const struct machine_key {
     {"memory_limits_below", set_below, "backend, refused or taken"},
     {"memory_limits_shown", set_shown, "own, tightest or no"},
     {"memory_limits_total", set_total, "yes or no"},
+    {"invisible_processes", set_invisible, "zero, left_out or listed"},
+    {"private_head", set_private_head, "24 to 4096"},
     {"context_memory", set_context, "a size such as 256MiB"},
     {"module_memory", set_module, "a size such as 4MiB"},
     {"granularity", set_granularity, "a size such as 512 or 2MiB, above 0"},

@@ -42,6 +42,11 @@ struct fake_gpu {
   uint64_t cpus[4]; /* bit n: CPU n is near */
 };
 
+/* What a process list shows of a process that is not visible in the asking program's PID namespace: a 0 for its PID;
+ * nothing (as the real driver from 565.57.01 on); or the number that it has in its own namespace, as if lists were not
+ * translated. */
+enum fake_invisible { FAKE_INVISIBLE_ZERO, FAKE_INVISIBLE_LEFT_OUT, FAKE_INVISIBLE_LISTED };
+
 struct fake_machine {
   char driver_version[32];
   uint32_t cuda_version; /* 1000 * major + 10 * minor */
@@ -60,6 +65,8 @@ struct fake_machine {
   uint32_t memory_limits_below;      /* FAKE_BELOW_… */
   uint32_t memory_limits_shown;      /* FAKE_SHOWN_… */
   uint32_t memory_limits_total;      /* cuDeviceTotalMem shows it, too */
+  uint32_t invisible;        /* enum fake_invisible */
+  uint32_t private_head;     /* bytes of a row of NVML's private lists before its name; 0: those of the branch */
   uint64_t context_bytes;    /* cost of one context */
   uint64_t module_bytes;     /* cost of one loaded module */
   uint64_t granularity;      /* device memory is taken in multiples of this */

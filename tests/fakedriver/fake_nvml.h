@@ -54,7 +54,7 @@ struct nvml_process {
 };
 enum { FAKE_ANY_KIND = 100 };
 /* Processes of KIND with a context or memory on the GPU, at most FAKE_SLOTS. PIDs are those of the caller's namespace;
- * one that is invisible there is shown as 0, which no tool finds in /proc. */
+ * what becomes of one that is invisible there the machine file says (enum fake_invisible). */
 unsigned nvml_list_processes(unsigned gpu, uint32_t kind, struct nvml_process *out);
 /* Fills *COUNT entries of STRIDE bytes; ENTRY writes one. The size protocol is the same in all versions. */
 nvmlReturn_t nvml_answer_list(nvmlDevice_t device, uint32_t kind, unsigned *count, void *infos, size_t stride,

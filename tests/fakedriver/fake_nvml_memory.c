@@ -67,7 +67,8 @@ unsigned nvml_list_processes(unsigned gpu, uint32_t kind, struct nvml_process *o
     if (!atomic_load(&slot->generation) || (slot->kind != kind && kind != FAKE_ANY_KIND) || (!used && !atomic_load(&slot->contexts[gpu])))
       continue;
     pid_t pid = state_slot_pid(i);
-    if (pid < 0) continue;
+    if (pid < 0 || (pid == 0 && fake_state->machine.invisible == FAKE_INVISIBLE_LEFT_OUT)) continue;
+    if (pid == 0 && fake_state->machine.invisible == FAKE_INVISIBLE_LISTED) pid = slot->pid_inside;
     out[count++] = (struct nvml_process){.pid = pid, .used = used};
   }
   return count;

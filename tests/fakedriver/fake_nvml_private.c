@@ -13,7 +13,10 @@ _Static_assert(HEAD_525 == 24 && HEAD == 32, "as nvidia-smi reads them");
 
 static long branch(void) { return strtol(fake_state->machine.driver_version, NULL, 10); }
 
-static size_t head(void) { return branch() < 535 ? HEAD_525 : HEAD; }
+static size_t head(void) {
+  if (fake_state->machine.private_head) return fake_state->machine.private_head;
+  return branch() < 535 ? HEAD_525 : HEAD;
+}
 
 static void private_process(void *info, const struct nvml_process *process) {
   nvmlProcessInfo_v2_t row = {.pid = (unsigned)process->pid,

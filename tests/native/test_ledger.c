@@ -394,6 +394,21 @@ TEST(ledger_processes_have_pids) {
   CHECK_EQ(ledger_processes(ledger, 0, list, 8), 1);
 }
 
+TEST(ledger_knows_the_pids_of_its_processes) {
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  pid_t child = child_that_holds(300);
+  CHECK_EQ(ledger_has_process(ledger, getpid()), 0); /* it has charged nothing yet, and so it has no slot */
+  CHECK_EQ(ledger_charge(ledger, 0, 200), 0);
+  ledger_uncharge(ledger, 0, 200);
+  CHECK_EQ(ledger_has_process(ledger, getpid()), 1); /* whatever it holds */
+  CHECK_EQ(ledger_has_process(ledger, child), 1);
+  CHECK_EQ(ledger_has_process(ledger, getppid()), 0);
+  CHECK_EQ(ledger_has_process(ledger, 0), 0);
+  kill_and_reap(child);
+  CHECK_EQ(ledger_has_process(ledger, child), 0);
+}
+
 /* A process stopped between mark and decision: others are refused in bounded time, and allowed what surely fits. */
 TEST(ledger_stopped_decider_hangs_no_other) {
   fixture_create(GIB);

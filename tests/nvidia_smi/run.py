@@ -36,6 +36,24 @@ the same GPU. `nvidia-smi` runs in the container. Names, PIDs and memory of the 
 """
 
 
+LATER = "610.43.02"  # of a branch that no program could be had of
+LATER_CHAPTER = """
+## Branches after 580
+
+Debian has no program of them. The newest one above, {program}, runs on a simulated driver that says it is {later},
+in the same scene. There it reads the driver's own lists, which show bytes as the driver counts them, or none
+([0017](adr/0017-whose-pids-nvml-shows.md)). Rows and words of the table are as in its own branch, which is not
+certain of real ones; the library knows neither.
+
+| the kernel | `nvidia-smi` | result |
+| --- | --- | --- |
+"""
+KERNELS = {
+    "left_out": ("leaves out processes of other PID namespaces", "shows the container's processes"),
+    "listed": ("leaves nobody out", "shows no processes, and the library says why in one line"),
+}
+
+
 def table_bytes(library: Path) -> int:
     """Size of the private table of a real libnvidia-ml.so, which needs neither GPU nor driver to tell."""
     table = ctypes.POINTER(ctypes.c_uint64)()
@@ -43,9 +61,9 @@ def table_bytes(library: Path) -> int:
     return table[0]
 
 
-def machine(version: str, directory: Path) -> Path:
-    """The machine two-24g with a driver of VERSION."""
-    return write_machine(directory, like="two-24g", driver_version=version)
+def machine(version: str, directory: Path, invisible: str) -> Path:
+    """The machine two-24g with a driver of VERSION; INVISIBLE: what it does with processes of other namespaces."""
+    return write_machine(directory, like="two-24g", driver_version=version, invisible_processes=invisible)
 
 
 def in_namespace() -> bool:
@@ -53,10 +71,10 @@ def in_namespace() -> bool:
     return subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
 
 
-def play(branch: Branch) -> dict:
-    """What nvidia-smi of BRANCH printed in the scene."""
+def play(branch: Branch, version: str, invisible: str = "zero") -> dict:
+    """What nvidia-smi of BRANCH printed in the scene with a driver of VERSION."""
     with tempfile.TemporaryDirectory() as scratch:
-        place = Place(Path(scratch), machine=str(machine(branch.version, Path(scratch))))
+        place = Place(Path(scratch), machine=str(machine(version, Path(scratch), invisible)))
         stranger: Client
         with place.client() as stranger:
             stranger.ready()
@@ -70,7 +88,7 @@ def play(branch: Branch) -> dict:
             prefix = NAMESPACE if in_namespace() else ()
             done = place.run(*prefix, *scene, limit=f"{LIMIT}MiB")
     if done.returncode != 0:
-        sys.exit(f"test-nvidia-smi: {branch.version}: the scene failed: {done.stderr}")
+        sys.exit(f"test-nvidia-smi: {version}: the scene failed: {done.stderr}")
     return json.loads(done.stdout)
 
 
@@ -103,6 +121,36 @@ def mistakes(seen: dict) -> list[str]:
     return wrong
 
 
+def disclosures(seen: dict) -> list[str]:
+    """What is wrong where no process may be listed: any that is, and what is not said, or more than once."""
+    wrong = []
+    for command, (code, text) in seen["outputs"].items():
+        lines = [line for line in text.splitlines() if not line.startswith("vcuda: ")]
+        said = len(text.splitlines()) - len(lines)
+        if code != 0:
+            wrong.append(f"nvidia-smi {command} exits with {code}")
+        if str(STRANGER) in text or any(word in line for line in lines for word in ("train", "client")):
+            wrong.append(f"nvidia-smi {command} lists a process")
+        if said != (0 if "--query-gpu" in command else 1):
+            wrong.append(f"nvidia-smi {command} comes with {said} lines of the library")
+    return wrong
+
+
+def later(branch: Branch) -> tuple[str, bool]:
+    """(chapter, whether it is as it must be) of branches that no program could be had of, played with BRANCH's."""
+    text, failed = LATER_CHAPTER.format(program=branch.version, later=LATER), False
+    if not in_namespace():
+        return text + "| not tried | | this machine makes no PID namespaces |\n", False
+    for kernel, (does, shows) in KERNELS.items():
+        seen = play(branch, LATER, kernel)
+        wrong = mistakes(seen) if kernel == "left_out" else disclosures(seen)
+        for mistake in wrong:
+            print(f"{LATER}, {kernel}: {mistake}", file=sys.stderr)
+        text += f"| {does} | {shows} | {'FAILED' if wrong else 'right'} |\n"
+        failed |= bool(wrong)
+    return text, failed
+
+
 def tidy(text: str) -> str:
     """Without the times and spaces that change from run to run."""
     lines = (line.rstrip() for line in text.splitlines())
@@ -117,7 +165,7 @@ def main() -> int:
         sys.exit("test-nvidia-smi: Debian's archive shows no nvidia-smi: is the network there?")
     rows, chapters, failed = [], [], False
     for branch in branches:
-        seen = play(branch)
+        seen = play(branch, branch.version)
         wrong = mistakes(seen)
         size = "?"
         if branch.library is not None:
@@ -139,6 +187,9 @@ def main() -> int:
         chapters.append(f"\n## {branch.version}\n")
         for command, (_, text) in seen["outputs"].items():
             chapters.append(f"\n```console\n$ nvidia-smi {command}".rstrip() + f"\n{tidy(text)}\n```\n")
+    chapter, wrong_later = later(branches[-1])
+    failed |= wrong_later
+    print(f"nvidia-smi of later branches: {'FAILED' if wrong_later else 'right'}")
     head = INTRODUCTION.format(
         date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
         namespace="a PID namespace of its own" if in_namespace() else "the PID namespace of the machine",
@@ -146,7 +197,7 @@ def main() -> int:
         second=HELD[1],
         stranger=STRANGER,
     )
-    PAGE.write_text(head + "".join(rows) + "".join(chapters))
+    PAGE.write_text(head + "".join(rows) + chapter + "".join(chapters))
     print(f"wrote {PAGE.relative_to(ROOT)}")
     return 1 if failed else 0
 

@@ -93,6 +93,8 @@ def test_everything_that_can_be_written(written):
         ("gpu 0:\nmemory: -1GiB", 2, 'memory: "-1GiB" is not a size'),
         ("gpu 0:\nmemory: 999999999999TiB", 2, 'memory: "999999999999TiB" is not a size'),
         ("memory: 8GiB", 1, '"memory" belongs below a line gpu <n>: or gpu *:'),
+        ("invisible_processes: no", 1, 'invisible_processes: "no" is not zero, left_out or listed'),
+        ("private_head: 8", 1, 'private_head: "8" is not 24 to 4096'),
         ("gpu 16:\n", 1, '"gpu 16:" is neither gpu 0: to gpu 15: nor gpu *:'),
         ("gpus: 1\n\ncolour: red", 3, 'unknown key "colour"'),
         ("gpu 0:\nuuid: GPU-1", 2, 'uuid: "GPU-1" is not GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx'),

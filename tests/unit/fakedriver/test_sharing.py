@@ -197,6 +197,32 @@ def test_pids_are_those_of_the_readers_namespace(small):
     assert outside("processes(0)") == [[outside.pid, CONTEXT]]
 
 
+@pytest.mark.namespaces
+@pytest.mark.parametrize("invisible", ["left_out", "listed"])
+def test_what_lists_show_of_other_namespaces_can_be_chosen(written, invisible):
+    unshare = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("PID namespaces cannot be made here")
+    two = written(f"gpus: 1\ncontext_memory: {CONTEXT}\ninvisible_processes: {invisible}\n")
+    inside, outside = two.peer(*unshare), two.peer()
+    inside("context(0)")
+    outside("context(0)")
+    strangers = [] if invisible == "left_out" else [[outside.pid, CONTEXT]]
+    assert inside("processes(0)") == inside("private_processes(0)") == [[1, CONTEXT], *strangers]
+    assert len(outside("processes(0)")) == 2, "from outside both are visible"
+
+
+def test_rows_of_the_private_table_can_be_of_another_size(written):
+    holder = written(f"gpus: 1\ncontext_memory: {CONTEXT}\nprivate_head: 48\n").peer()
+    holder("context(0)")
+    assert holder("ProcessPrivate._fields_[-1][0]") == "rest"
+    row = "type('Row', (ctypes.Structure,), {'_fields_': ProcessPrivate._fields_ + [('more', c_char * 16)]})"
+    assert holder(f"globals().update(ProcessPrivate={row}) or private_processes(0)") == [
+        [holder.pid, CONTEXT]
+    ]
+    assert holder("ctypes.sizeof(ProcessPrivate)") == 48 + 4096
+
+
 def test_private_table_shows_the_same_processes(small):
     holder, watcher = small.peer(), small.peer()
     holder("context(0)")
