@@ -24,6 +24,12 @@ def environment(tmp_path: Path, frameworks: bool = True, **extra: str) -> dict[s
     return env | extra
 
 
+def has_pid_namespaces() -> bool:
+    """Whether this machine lets us make some."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "true"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def start(
     tmp_path: Path, *words: object, module: str = "tests.gpu", out: Path | None = None, **more
 ) -> subprocess.Popen[str]:

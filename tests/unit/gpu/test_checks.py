@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.cases.assumptions import hooked
-from tests.unit.gpu.rehearsing import MACHINE, ROOT, environment, lines, run
+from tests.unit.gpu.rehearsing import MACHINE, ROOT, environment, has_pid_namespaces, lines, run
 
 OTHERWISE = {
     "managed_memory/pages_can_move": ("managed_access: no", ""),
@@ -20,6 +20,43 @@ OTHERWISE = {
     "nvml_bytes/static_arrays_are_seen": ("module_memory: 0", "module_memory: 64MiB"),
     "array_sizes/charge_covers_arrays": ("granularity: 8MiB", ""),
 }
+
+
+# Keys of a driver in a PID namespace, and which checks of the case must not hold.
+NAMESPACES = {
+    "of 610, as 580": ("driver_version: 610.43.02\ninvisible_processes: left_out", set()),
+    "of 580, and leaves nobody out": (
+        "driver_version: 580.159.04\ninvisible_processes: listed",
+        {"strangers_are_left_out"},
+    ),
+    "of 610, and leaves nobody out": (
+        "driver_version: 610.43.02\ninvisible_processes: listed",
+        {"strangers_are_left_out", "the_library_lists_own_alone"},
+    ),
+    "of 535, which promises nothing": ("driver_version: 535.104.05\ninvisible_processes: listed", set()),
+    "of 530, whose table is cut off": (
+        "driver_version: 530.41.03\ninvisible_processes: listed",
+        {"the_library_lists_own_alone"},
+    ),
+}
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("driver", NAMESPACES)
+def test_what_lists_show_in_a_namespace_is_told_by_branch(tmp_path: Path, driver: str) -> None:
+    if not has_pid_namespaces():
+        pytest.skip("this machine does not let us make PID namespaces")
+    keys, failing = NAMESPACES[driver]
+    kept = [
+        line for line in MACHINE.read_text().splitlines() if not line.startswith(("driver_v", "invisible"))
+    ]
+    machine = tmp_path / "machine.txt"
+    machine.write_text("\n".join([keys, *kept, ""]))
+    done = run(tmp_path, "--case", "namespace_lists", FAKEDRIVER_MACHINE=str(machine))
+    found = lines(tmp_path)["namespace_lists"]
+    assert {name for name, (holds, _) in found.checks.items() if not holds} == failing, found
+    assert done.returncode == (1 if failing else 0), done.stdout + done.stderr
+    assert keys.split()[1] in str(found.numbers["plain driver"])
 
 
 @pytest.mark.parametrize("check", OTHERWISE)
