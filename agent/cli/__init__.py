@@ -3,27 +3,59 @@
 0: done. 1: what was asked failed. 2: a mistake in flags, environment or files, one line each. 3: the machine lacks
 something, such as a driver or a permission. Only this package prints to the user and decides exit codes.
 
-Every module of this package is a command of its name, with its help, its arguments and its `run` beside each other;
-a new command is one file more. Only the command that was asked for is imported, and `run` imports what does the work:
-a role is half a thousand modules and takes a second on a slow machine, which a command that reads one file, or a
-mistake in a flag, should not wait for. So a command's module must be cheap to import: --help imports all of them.
+A command is a module with its help, its arguments and its `run` beside each other, and a line of the table here; only
+the one that was asked for is imported.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 import vcuda
-from agent.cli._commands import Command, add_commands, loads_settings
-from agent.cli._shared import FAILED, MISSING, MISTAKE, report
 from gigaslice.core.errors import ConfigError, GigasliceError, MissingError, MistakesError
+from gigaslice.runtime.command_line.command import (
+    FAILED,
+    MISSING,
+    MISTAKE,
+    Command,
+    CommandFrame,
+    add_commands,
+    did_you_mean,
+    loads_settings,
+    report,
+)
 from gigaslice.runtime.files import remedy
 
-__all__ = ["main", "make_parser"]
+__all__ = ["COMMANDS", "main", "make_parser"]
+
+COMMANDS = {
+    "completion": "gigaslice.runtime.command_line.completion",
+    "controller": "agent.cli.controller",
+    "cordon": "agent.cli.cordon",
+    "dataset": "agent.cli.dataset",
+    "doctor": "agent.cli.doctor",
+    "driver-limits": "agent.cli.driver_limits",
+    "explain": "agent.cli.explain",
+    "man": "gigaslice.runtime.command_line.man",
+    "node": "agent.cli.node",
+    "nodes": "agent.cli.nodes",
+    "resize": "agent.cli.resize",
+    "scheduler": "agent.cli.scheduler",
+    "status": "agent.cli.status",
+    "top": "agent.cli.top",
+    "topology": "agent.cli.topology",
+    "uncordon": "agent.cli.uncordon",
+    "version": "agent.cli.version",
+}
+"""The commands in the order of --help: name -> module."""
+
+_EXIT_STATUS = (
+    "0: done. 1: what was asked failed. 2: a mistake in flags, environment or files, one line each. 3: the machine "
+    "lacks something, such as a driver or a permission."
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,9 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = f"{error.filename}: " if error.filename else ""
         return report(FAILED, f"{name}{error.strerror or error}; {remedy(error)}")
     except ModuleNotFoundError as error:
-        from agent.cli import _packages
+        from gigaslice.runtime.command_line import extras
 
-        lacking = _packages.remedy(error.name)
+        lacking = extras.remedy(error.name)
         return report(MISSING, lacking) if lacking else _internal(error)
     except Exception as error:  # noqa: BLE001  (the outermost border: a user gets a line, a developer the stack)
         return _internal(error)
@@ -69,12 +101,13 @@ def make_parser(command: str = "") -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"gigaslice {vcuda.__version__}", help="show the version"
     )
-    add_commands(parser, __name__, __path__, only=command, required=True)
+    add_commands(parser, COMMANDS, only=command, required=True)
     return parser
 
 
 def _dispatch(arguments: list[str]) -> int:
     parsed, unknown = make_parser(arguments[0] if arguments else "").parse_known_args(arguments)
+    parsed.frame = CommandFrame(vcuda.__version__, _EXIT_STATUS, make_parser)
     parsed.mistakes = tuple(_unknown(argument, parsed.flags) for argument in unknown)
     if parsed.mistakes and not loads_settings(parsed.module):
         raise ConfigError(parsed.mistakes)
@@ -84,8 +117,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _unknown(argument: str, flags: Sequence[str]) -> str:
     name = argument.partition("=")[0]
-    near = difflib.get_close_matches(name, flags, n=1)
-    hint = f"did you mean {near[0]}?" if near else "gigaslice --help shows what is possible"
+    hint = did_you_mean(name, flags) or "gigaslice --help shows what is possible"
     return f"unknown argument {argument!r}; {hint}"
 
 

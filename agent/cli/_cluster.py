@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from agent.cli._shared import OK, report
 from gigaslice.runtime import settings
+from gigaslice.runtime.command_line.command import OK, report
 
 if TYPE_CHECKING:
     from agent.commands.cluster import ClusterContent, Target

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from agent.cli._shared import OK, SETTINGS_DESCRIPTION
+from agent.cli._shared import SETTINGS_DESCRIPTION
 from gigaslice.role_settings import from_command_line
 from gigaslice.roles.controller.config import ControllerConfig
+from gigaslice.runtime.command_line.command import OK
 from gigaslice.runtime.settings import add_flags
 
 HELP = "keep classes, GPU objects and events of the cluster; serve admission and the web page"

@@ -1,19 +1,17 @@
 """`gigaslice dataset`: the dataset service of a node, and what else has to do with datasets as subcommands.
 
-Every module of agent/cli/_dataset is a subcommand of its name and offers what a command of this package does; only the
-one that was asked for does more than add its arguments.
+A subcommand is a module, as a command is; only the one that was asked for does more than add its arguments.
 """
 
 from __future__ import annotations
 
 import argparse
 
-import vcuda
-from agent.cli import _dataset, _packages
-from agent.cli._commands import add_commands
-from agent.cli._shared import OK, SETTINGS_DESCRIPTION
+from agent.cli._shared import SETTINGS_DESCRIPTION
 from gigaslice.role_settings import from_command_line
 from gigaslice.roles.dataset_node.settings import DatasetSettings
+from gigaslice.runtime.command_line import extras
+from gigaslice.runtime.command_line.command import OK, add_commands
 from gigaslice.runtime.settings import add_flags
 
 HELP = (
@@ -24,12 +22,20 @@ DESCRIPTION = (
     + SETTINGS_DESCRIPTION
 )
 SETTINGS = True
+SUBCOMMANDS = {
+    "evict": "agent.cli._dataset.evict",
+    "pack": "agent.cli._dataset.pack",
+    "prefetch": "agent.cli._dataset.prefetch",
+    "ps": "agent.cli._dataset.ps",
+    "wait": "agent.cli._dataset.wait",
+}
+"""Name -> module."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the settings of the service, and the subcommands."""
     add_flags(parser, DatasetSettings)
-    add_commands(parser, _dataset.__name__, _dataset.__path__)
+    add_commands(parser, SUBCOMMANDS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,6 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
     config = from_command_line(DatasetSettings, arguments)
     from gigaslice.roles.dataset_node import service
 
-    _packages.need("obstore")  # loaded with the first bucket
-    service.run(config, vcuda.__version__)
+    extras.need("obstore")  # loaded with the first bucket
+    service.run(config, arguments.frame.version)
     return OK

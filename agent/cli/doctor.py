@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from agent.cli._cluster import cluster_target
-from agent.cli._shared import FAILED, OK, SETTINGS_DESCRIPTION
+from agent.cli._shared import SETTINGS_DESCRIPTION
 from agent.config import Config
 from gigaslice.core.model.gpu import CORES_PER_GPU
 from gigaslice.role_settings import from_command_line
+from gigaslice.runtime.command_line.command import FAILED, OK
 from gigaslice.runtime.settings import add_flags
 
 if TYPE_CHECKING:

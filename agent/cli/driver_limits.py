@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-import vcuda
-from agent.cli._shared import OK, SETTINGS_DESCRIPTION
+from agent.cli._shared import SETTINGS_DESCRIPTION
 from gigaslice.roles.driver_limits.settings import DriverLimitSettings
 from gigaslice.runtime import settings
+from gigaslice.runtime.command_line.command import OK
 
 HELP = "set the driver's own memory limits of pods, for the node agent"
 DESCRIPTION = SETTINGS_DESCRIPTION
@@ -29,5 +29,5 @@ def run(arguments: argparse.Namespace) -> int:
     )
     from gigaslice.roles.driver_limits import service
 
-    service.run(config, vcuda.__version__)
+    service.run(config, arguments.frame.version)
     return OK

@@ -7,10 +7,10 @@ import json
 from typing import TYPE_CHECKING
 
 from agent.cli._cluster import add_target, cluster_target, tell_notes
-from agent.cli._shared import FAILED, OK, report
 from gigaslice.core.errors import ConfigError
 from gigaslice.core.model import AnnotationRights, annotation_rights
 from gigaslice.runtime import settings
+from gigaslice.runtime.command_line.command import FAILED, OK, report
 
 if TYPE_CHECKING:
     from agent.commands.cluster import ClusterContent

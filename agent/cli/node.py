@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import gc
 
-from agent.cli._shared import OK, SETTINGS_DESCRIPTION
+from agent.cli._shared import SETTINGS_DESCRIPTION
 from agent.config import Config
 from gigaslice.role_settings import from_command_line
+from gigaslice.runtime.command_line.command import OK
 from gigaslice.runtime.settings import add_flags
 
 HELP = "serve the GPUs of this node to the kubelet"

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from agent.cli._cluster import add_target, cluster_target, tell_notes
-from agent.cli._shared import OK
+from gigaslice.runtime.command_line.command import OK
 
 HELP = "show the GPUs of the cluster: what is free, who holds what, what is unhealthy"
 DESCRIPTION = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from agent.cli._shared import OK, add_state_dir
+from agent.cli._shared import add_state_dir
+from gigaslice.runtime.command_line.command import OK
 
 HELP = "change what a running container may use"
 DESCRIPTION = "Takes effect at once, and lasts until the pod goes. Asks this node's agent; needs root."

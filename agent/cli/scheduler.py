@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-import vcuda
-from agent.cli._shared import OK, SETTINGS_DESCRIPTION
+from agent.cli._shared import SETTINGS_DESCRIPTION
 from gigaslice.role_settings import from_command_line
 from gigaslice.roles.scheduler.settings import SchedulerSettings
+from gigaslice.runtime.command_line.command import OK
 from gigaslice.runtime.settings import add_flags
 
 HELP = "decide for a kube-scheduler which node and which GPUs a pod gets"
@@ -25,5 +25,5 @@ def run(arguments: argparse.Namespace) -> int:
     config = from_command_line(SchedulerSettings, arguments)
     from gigaslice.roles.scheduler import service
 
-    service.run(config, vcuda.__version__)
+    service.run(config, arguments.frame.version)
     return OK

@@ -6,7 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from agent.cli._shared import OK, add_state_dir
+from agent.cli._shared import add_state_dir
+from gigaslice.runtime.command_line.command import OK
 
 HELP = "show which container holds what on this node"
 

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from agent.cli._cluster import add_target, cluster_target, tell_notes
-from agent.cli._shared import OK
+from gigaslice.runtime.command_line.command import OK
 
 HELP = "show which namespaces and pods hold how much GPU memory in the cluster"
 DESCRIPTION = "What pods hold, not what they use: gigaslice status and the metrics show that."

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from agent import config
-from agent.cli._shared import OK, report, setting
+from agent.cli._shared import setting
 from gigaslice.runtime import settings
+from gigaslice.runtime.command_line.command import OK, report
 
 HELP = "show how the GPUs are joined and what that costs"
 DESCRIPTION = "The resource-access-cost tree by which GPUs are chosen: the farther apart, the higher."

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from agent.cli._shared import OK, add_state_dir
+from agent.cli._shared import add_state_dir
+from gigaslice.runtime.command_line.command import OK
 
 HELP = "give a GPU to new containers again"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-import vcuda
-from agent.cli._shared import OK
+from gigaslice.runtime.command_line.command import OK
 
 HELP = "show the version"
 
@@ -16,5 +15,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints one line."""
-    print(f"gigaslice {vcuda.__version__}")
+    print(f"gigaslice {arguments.frame.version}")
     return OK

@@ -1,4 +1,4 @@
-"""The command ``vcuda``: arguments in, exit code out; each subcommand is a module of this package.
+"""The command ``vcuda``: arguments in, exit code out; each subcommand is a module, found by its name in a table.
 
 Exit codes: 0 done, 1 what was asked failed, 2 a mistake in usage or configuration, 3 the machine lacks something (no
 driver, no permission); ``vcuda run`` passes on the program's own, 128 + n for signal n. Every mistake is one line on
@@ -9,17 +9,35 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from vcuda import errors, manual
-from vcuda.cli import doctor, limits, ps, run
+from gigaslice.runtime.command_line.command import (
+    FAILED,
+    MISSING,
+    MISTAKE,
+    OK,
+    Command,
+    CommandFrame,
+    add_commands,
+    did_you_mean,
+)
+from vcuda import errors
 from vcuda.version import VERSION
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser", "split_command"]
+
+COMMANDS = {
+    "run": "vcuda.cli.run",
+    "ps": "vcuda.cli.ps",
+    "doctor": "vcuda.cli.doctor",
+    "limits": "vcuda.cli.limits",
+    "man": "gigaslice.runtime.command_line.man",
+    "completion": "gigaslice.runtime.command_line.completion",
+}
+"""The commands in the order of --help: name -> module."""
 
 _EXIT_STATUS = (
     "0: done. 1: what was asked failed. 2: a mistake in usage or configuration. 3: the machine lacks something, such "
@@ -31,17 +49,17 @@ class _Parser(argparse.ArgumentParser):
     """Mistakes as one line, without the usage text around them."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {errors.printable(message)}; see {self.prog} --help\n")
+        self.exit(MISTAKE, f"{self.prog}: error: {errors.printable(message)}; see {self.prog} --help\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; ARGV without the program's name. Returns the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    own, command = run.split_command(words)
-    parsed = _parsed(own)
-    parsed.tail = command
+    words, tail = split_command(list(sys.argv[1:] if argv is None else argv))
+    parsed = _parsed(words)
+    parsed.tail, parsed.frame = tail, CommandFrame(VERSION, _EXIT_STATUS, make_parser)
+    command: Command = parsed.module
     try:
-        code: int = parsed.action(parsed)
+        code = command.run(parsed)
         sys.stdout.flush()
     except errors.VcudaError as error:
         print(f"vcuda {parsed.subcommand}: error: {error}", file=sys.stderr)
@@ -49,39 +67,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) has ended
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return OK
     except OSError as error:  # an error that no command expects: still one line
         where = f"{error.filename}: " if error.filename else ""
         print(
             f"vcuda {parsed.subcommand}: error: {errors.printable(f'{where}{error.strerror}')}",
             file=sys.stderr,
         )
-        return 3 if isinstance(error, PermissionError) else 1
+        return MISSING if isinstance(error, PermissionError) else FAILED
     except KeyboardInterrupt:
         return 130
     return code
 
 
-def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """Parses the command line. A mistake ends the process, with one line that names what may have been meant."""
-    parser = _parser()
-    commands = next(action.choices for action in parser._actions if isinstance(action.choices, dict))
-    if words and not words[0].startswith("-") and words[0] not in commands:
-        parser.error(f"there is no command {words[0]!r}{_nearest(words[0], commands)}")
-    parsed, unknown = parser.parse_known_args(words)
-    if unknown:
-        flags = [flag for action in commands[parsed.subcommand]._actions for flag in action.option_strings]
-        hint = _nearest(unknown[0].partition("=")[0], flags)
-        commands[parsed.subcommand].error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    return parsed
+def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits the command line of ``vcuda run`` at its first "--"; leaves other subcommands whole."""
+    if list(words[:1]) == ["run"] and "--" in words:
+        at = list(words).index("--")
+        return list(words[:at]), list(words[at:])
+    return list(words), []
 
 
-def _nearest(word: str, among: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, [*among], n=1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def _parser() -> argparse.ArgumentParser:
+def make_parser(command: str = "") -> argparse.ArgumentParser:
+    """The parser of COMMAND alone, which imports no other; of all commands where none has that name."""
     parser = _Parser(
         prog="vcuda",
         description="Limits the GPU memory of commands, and shows their usage.",
@@ -89,26 +97,22 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"vcuda {VERSION}")
-    subparsers = parser.add_subparsers(
-        dest="subcommand", metavar="COMMAND", required=True, parser_class=_Parser
-    )
-    for module in (run, ps, doctor, limits):
-        module.configure(subparsers)
-    page = subparsers.add_parser(
-        "man", help="print the manual page", description="vcuda man | man -l -", allow_abbrev=False
-    )
-    page.set_defaults(action=lambda _: _shown(manual.man_page(parser, VERSION, _EXIT_STATUS)))
-    script = subparsers.add_parser(
-        "completion",
-        help="print a script that completes this command in a shell",
-        description="source <(vcuda completion bash)",
-        allow_abbrev=False,
-    )
-    script.add_argument("shell", metavar="SHELL", choices=manual.SHELLS, help="bash")
-    script.set_defaults(action=lambda _: _shown(manual.bash_completion(parser)))
+    add_commands(parser, COMMANDS, only=command, required=True)
     return parser
 
 
-def _shown(text: str) -> int:
-    print(text, end="")
-    return 0
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Parses the command line. A mistake ends the process, with one line that names what may have been meant."""
+    parser = make_parser(words[0] if words else "")
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        parser.error(f"there is no command {words[0]!r}{_hint(words[0], COMMANDS)}")
+    parsed, unknown = parser.parse_known_args(words)
+    if unknown:
+        hint = _hint(unknown[0].partition("=")[0], parsed.flags)
+        parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return parsed
+
+
+def _hint(word: str, names: Iterable[str]) -> str:
+    question = did_you_mean(word, names)
+    return f"; {question}" if question else ""

@@ -6,25 +6,22 @@ import argparse
 
 from vcuda import settings
 
-__all__ = ["configure"]
+__all__ = ["DESCRIPTION", "HELP", "add_arguments", "run"]
+
+HELP = "check whether limits hold on this machine"
+DESCRIPTION = "Checks driver, NVML, C library, permissions and library, and gives a remedy for each problem."
 
 
-def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="check whether limits hold on this machine",
-        description="Checks driver, NVML, C library, permissions and library, and gives a remedy for each problem.",
-        epilog="exit codes: 0 no check failed, 1 a check failed",
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.epilog = "exit codes: 0 no check failed, 1 a check failed"
     parser.add_argument(
         "program", nargs="?", default="", metavar="PROGRAM", help="also check this program's file"
     )
-    parser.set_defaults(action=_run)
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def run(parsed: argparse.Namespace) -> int:
+    """Runs the command; the exit code."""
     from vcuda import doctor
 
     failed = False

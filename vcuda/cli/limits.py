@@ -10,23 +10,20 @@ from pathlib import Path
 from vcuda import contract, sizes
 from vcuda.limits import read_limits
 
-__all__ = ["configure"]
+__all__ = ["DESCRIPTION", "HELP", "add_arguments", "run"]
+
+HELP = "show a limits page"
+DESCRIPTION = "Shows the limits page PATH, or the one in the directory PATH."
 
 
-def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "limits",
-        help="show a limits page",
-        description="Shows the limits page PATH, or the one in the directory PATH.",
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
     parser.add_argument("path", type=Path, metavar="PATH", help="a quota directory or a limits page")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text; sizes in bytes")
-    parser.set_defaults(action=_run)
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def run(parsed: argparse.Namespace) -> int:
+    """Runs the command; the exit code."""
     path: Path = parsed.path
     page = read_limits(path / contract.LIMITS_FILE if path.is_dir() else path)
     if parsed.json:

@@ -50,7 +50,10 @@ from vcuda import contract, errors, quotas, settings, sizes
 from vcuda.ledger import ProcessUsage
 from vcuda.limits import GpuLimit
 
-__all__ = ["configure"]
+__all__ = ["DESCRIPTION", "HELP", "add_arguments", "run"]
+
+HELP = "show who uses how much GPU memory"
+DESCRIPTION = "Shows containers and commands with a quota: PID, GPU, limit, memory in use and peak."
 
 _WIDE = 200  # columns of a table that goes into a file or a pipe
 _NAME = (12, 60)  # columns of a name, which may be a whole script: minimum, maximum
@@ -108,14 +111,8 @@ class _Memory:
         }
 
 
-def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "ps",
-        help="show who uses how much GPU memory",
-        description="Shows containers and commands with a quota: PID, GPU, limit, memory in use and peak.",
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
     parser.add_argument(
         "--watch",
         nargs="?",
@@ -132,10 +129,10 @@ def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="DIR",
         help="show only this quota directory, or those in this directory; may be repeated",
     )
-    parser.set_defaults(action=_run)
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def run(parsed: argparse.Namespace) -> int:
+    """Runs the command; the exit code."""
     seconds = _seconds(parsed.watch)
     config = settings.read_settings()
     if seconds is None:

@@ -18,7 +18,10 @@ from pathlib import Path
 from vcuda import contract, errors, install, preload, program, quota_request, quotas, settings, sizes
 from vcuda.limits import GpuLimit
 
-__all__ = ["configure", "split_command"]
+__all__ = ["DESCRIPTION", "HELP", "add_arguments", "run"]
+
+HELP = "run a command under a quota of GPU memory"
+DESCRIPTION = "Runs COMMAND. It and its children together use at most SIZE of each GPU."
 
 _FORWARDED = (
     signal.SIGINT,
@@ -32,16 +35,12 @@ _SI_KERNEL = 0x80  # si_code of a signal that the terminal raised (asm-generic/s
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # what shells answer
 
 
-def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "run",
-        help="run a command under a quota of GPU memory",
-        description="Runs COMMAND. It and its children together use at most SIZE of each GPU.",
-        epilog="The exit code is the command's own, 128 + n when signal n ended it.",
-        usage="vcuda run --memory SIZE [--physical SIZE] [--host SIZE] [--cores PERCENT [--elastic]] [--gpu GPU]... "
-        "[--dir DIR] -- COMMAND ...",
-        allow_abbrev=False,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.epilog = "The exit code is the command's own, 128 + n when signal n ended it."
+    parser.usage = (
+        "vcuda run --memory SIZE [--physical SIZE] [--host SIZE] [--cores PERCENT [--elastic]] [--gpu GPU]... "
+        "[--dir DIR] -- COMMAND ..."
     )
     parser.add_argument("--memory", metavar="SIZE", help="quota on each GPU: 8GiB, 512MiB, bytes")
     parser.add_argument(
@@ -80,18 +79,10 @@ def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments"
     )
-    parser.set_defaults(action=_run)
 
 
-def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits the command line of ``vcuda run`` at its first "--"; leaves other subcommands whole."""
-    if list(words[:1]) == ["run"] and "--" in words:
-        at = list(words).index("--")
-        return list(words[:at]), list(words[at:])
-    return list(words), []
-
-
-def _run(parsed: argparse.Namespace) -> int:
+def run(parsed: argparse.Namespace) -> int:
+    """Runs the command; the exit code."""
     words: list[str] = [*parsed.command, *(parsed.tail if parsed.command else parsed.tail[1:])]
     if not words:
         raise errors.UsageError(

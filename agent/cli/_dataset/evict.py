@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from agent.cli._shared import FAILED, OK, report
 from gigaslice.core.errors import ConfigError
+from gigaslice.runtime.command_line.command import FAILED, OK, report
 
 HELP = "delete datasets of this node; what pods use is never deleted"
 DESCRIPTION = (

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.cli._shared import OK, report
 from gigaslice.core.errors import ConfigError
 from gigaslice.core.text import plain
 from gigaslice.core.units import format_bytes
 from gigaslice.runtime import settings
 from gigaslice.runtime.bar import Bar
+from gigaslice.runtime.command_line.command import OK, report
 
 if TYPE_CHECKING:
     from gigaslice.core.dataset.pack_manifest import PackManifest

@@ -9,11 +9,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from agent.cli._cluster import add_target, cluster_target
-from agent.cli._shared import FAILED, OK, report
 from gigaslice.core.dataset.prefetch import IMAGE, RUN_LABEL, PrefetchPod, PrefetchState
 from gigaslice.core.errors import ConfigError
 from gigaslice.core.text import plain
 from gigaslice.runtime import setting_values as values
+from gigaslice.runtime.command_line.command import FAILED, OK, report
 
 if TYPE_CHECKING:
     from agent.commands.prefetch_nodes import ChosenNodes, NodeChoice

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from agent.cli._shared import OK
+from gigaslice.runtime.command_line.command import OK
 
 HELP = "the datasets of this node: where they are from, how large, who uses them, how far they are"
 DESCRIPTION = "Asks the dataset service of this node, on the socket in its state directory."

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from agent.cli._shared import OK
 from gigaslice.runtime import settings
+from gigaslice.runtime.command_line.command import OK
 
 HELP = "have a dataset on this node and wait until it can be read; for init containers"
 DESCRIPTION = (

@@ -94,7 +94,7 @@ def options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
 
 def vcuda_options() -> str:
     """Every option of every `vcuda` command."""
-    parsers = subcommands(vcuda_cli._parser())
+    parsers = subcommands(vcuda_cli.make_parser())
     rows = [(f"`vcuda {name}`", *pair) for name, parser in parsers.items() for pair in options(parser)]
     return markdown(("command", "option", "meaning"), rows)
 

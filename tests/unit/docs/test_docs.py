@@ -30,7 +30,7 @@ PAGES = [
     *sorted((ROOT / "gigaslice").rglob("*.md")),
 ]  # fmt: skip
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
-COMMANDS = {"gigaslice": agent_cli.make_parser, "vcuda": vcuda_cli._parser}
+COMMANDS = {"gigaslice": agent_cli.make_parser, "vcuda": vcuda_cli.make_parser}
 
 
 def names(path: Path) -> str:
@@ -186,7 +186,7 @@ def test_every_command_and_option_that_is_named_exists() -> None:
 def test_every_flag_in_a_sentence_exists() -> None:
     parsers = [
         *tables.subcommands(agent_cli.make_parser()).values(),
-        *tables.subcommands(vcuda_cli._parser()).values(),
+        *tables.subcommands(vcuda_cli.make_parser()).values(),
     ]
     known = {option for parser in parsers for action in parser._actions for option in action.option_strings}
     for page in PAGES:

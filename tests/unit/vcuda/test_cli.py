@@ -15,8 +15,7 @@ import vcuda
 from tests.fakes.command import alone, environment, runtime
 from tests.fakes.hostile import HostileLedger
 from vcuda import quotas
-from vcuda.cli import ps
-from vcuda.cli.run import split_command
+from vcuda.cli import ps, split_command
 
 from .conftest import GPU_A, GPU_B, IDENTITY
 

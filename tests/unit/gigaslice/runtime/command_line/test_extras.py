@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import _packages, make_parser
+from agent.cli import make_parser
+from gigaslice.runtime.command_line import extras
 from tests.unit.docs.tables import subcommands
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[5]
 SCRIPT = """
 import contextlib, io, json, sys
 blocked, calls = json.loads(sys.argv[1])
@@ -79,7 +80,7 @@ def test_a_command_without_its_packages_says_what_installs_them(tmp_path: Path) 
     calls = [[word.format(empty=tmp_path) for word in call] for call in CALLS]
     assert not tmp_path.with_name(f"{tmp_path.name}.pack").exists()
     for call, extra, (code, err) in zip(
-        CALLS, CALLS.values(), answers(list(_packages.EXTRAS), calls), strict=True
+        CALLS, CALLS.values(), answers(list(extras.EXTRAS), calls), strict=True
     ):
         assert "internal error" not in err and "Traceback" not in err, (call, err)
         if extra:
@@ -104,25 +105,22 @@ def test_a_role_that_lacks_one_package_does_not_start(command: str, package: str
 
 
 def test_the_help_needs_none() -> None:
-    ((code, err),) = answers(list(_packages.EXTRAS), [["--help"]])
+    ((code, err),) = answers(list(extras.EXTRAS), [["--help"]])
     assert (code, err) == (0, "")
 
 
 def test_a_module_of_ours_that_is_missing_is_a_fault_of_ours() -> None:
     assert (
-        _packages.remedy("gigaslice.core.cluster")
-        == _packages.remedy(None)
-        == _packages.remedy("cryptographyx")
-        == ""
+        extras.remedy("gigaslice.core.cluster") == extras.remedy(None) == extras.remedy("cryptographyx") == ""
     )
-    assert _packages.remedy("cryptography.x509").startswith(
+    assert extras.remedy("cryptography.x509").startswith(
         "this command needs the Python package cryptography;"
     )
 
 
 def test_every_package_is_in_the_extra_that_is_named() -> None:
     declared = {name: extra for extra in (CLUSTER, DATASET) for name in extra_packages(extra)}
-    assert declared == _packages.EXTRAS
+    assert declared == extras.EXTRAS
 
 
 def extra_packages(extra: str) -> Iterator[str]:

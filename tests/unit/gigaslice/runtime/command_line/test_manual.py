@@ -8,11 +8,11 @@ import pytest
 
 import agent.cli
 import vcuda.cli
-from vcuda import manual
+from gigaslice.runtime.command_line import manual
 from vcuda.version import VERSION
 
 COMMANDS = {"gigaslice": agent.cli, "vcuda": vcuda.cli}
-PARSERS = {"gigaslice": agent.cli.make_parser, "vcuda": vcuda.cli._parser}
+PARSERS = {"gigaslice": agent.cli.make_parser, "vcuda": vcuda.cli.make_parser}
 MACROS = {".TH", ".SH", ".SS", ".TP", ".B", ".PP"}
 
 

@@ -1,7 +1,7 @@
 """Manual pages and shell completion, made from a command's own argparse parser: what --help says, in two other forms.
 
 Made on demand (`gigaslice man`, `vcuda completion bash`), so neither can differ from the program that is
-installed. Pure: a parser in, text out. Tests: tests/unit/vcuda/test_manual.py.
+installed. Pure: a parser in, text out.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""`gigaslice completion`: prints a script that completes this command in a shell."""
+"""`gigaslice completion`, `vcuda completion`: prints a script that completes the command in a shell."""
 
 from __future__ import annotations
 
 import argparse
 
-from agent.cli._shared import OK
-from vcuda import manual
+from gigaslice.runtime.command_line import manual
+from gigaslice.runtime.command_line.command import OK
 
 HELP = "print a script that completes this command in a shell"
-DESCRIPTION = "source <(gigaslice completion bash)"
+DESCRIPTION = "source <({program} completion bash)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the script."""
-    from agent.cli import make_parser
-
-    print(manual.bash_completion(make_parser()), end="")
+    print(manual.bash_completion(arguments.frame.make_parser()), end="")
     return OK
