@@ -25,6 +25,7 @@ COPY native native
 COPY vcuda vcuda
 COPY gigaslice gigaslice
 COPY agent agent
+COPY gigaslice_cli gigaslice_cli
 RUN pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheel . \
  && pip --python /opt/gigaslice/bin/python install --no-cache-dir --no-compile --no-index --no-deps /wheel/*.whl
 RUN /opt/gigaslice/bin/python -m compileall -q /opt/gigaslice/lib \

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gigaslice.core.cluster.demand import ClusterUnits
 
 __all__ = [
+    "SETTINGS_DESCRIPTION",
     "ClusterRoleSettings",
     "LogSettings",
     "NodeRoleSettings",
@@ -38,6 +39,11 @@ __all__ = [
     "kubernetes_service",
     "load",
 ]
+
+SETTINGS_DESCRIPTION = (
+    "Flags can also be set in the environment (GIGASLICE_STATE_DIR) or in the file (stateDir)."
+)
+"""In the help of every command that loads settings."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""What each command of `gigaslice` does, apart from the node agent itself."""
+"""The commands of one node: `gigaslice node`, and those that look at an agent's state or ask it."""

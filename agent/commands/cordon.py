@@ -1,16 +1,35 @@
-"""Takes GPUs out of service and back: changes cordon.json, which a running agent sees within a second.
+"""`gigaslice cordon`: keeps new containers away from a GPU. Changes cordon.json, which an agent sees within a second.
 
 No agent has to run; the GPUs are those that one has last seen.
 """
 
 from __future__ import annotations
 
+import argparse
+import time
 from pathlib import Path
 
+from agent.commands.node_flags import add_state_dir
 from agent.health.health_files import Cordon, change_cordons, read_cordons, read_report
 from gigaslice.core.errors import UnknownGpuError
+from gigaslice.runtime.command_line.command import OK
 
-__all__ = ["cordon", "uncordon"]
+__all__ = ["HELP", "add_arguments", "cordon", "run", "uncordon"]
+
+HELP = "give a GPU to no new container; what runs on it goes on"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the GPU and the reason."""
+    parser.add_argument("gpu", metavar="GPU", help="UUID, the beginning of one, or index as in status")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="shown wherever the cordon is")
+    add_state_dir(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Cordons the GPU."""
+    print(cordon(Path(arguments.state_dir), arguments.gpu, arguments.reason, time.time()))
+    return OK
 
 
 def cordon(state_dir: Path, name: str, reason: str, now: float) -> str:

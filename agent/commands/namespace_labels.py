@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from agent.commands.cluster import listed
+from gigaslice.cluster_commands.cluster import listed
 from gigaslice.core.kube.decode import parse_pod
 from gigaslice.core.model import ANNOTATIONS, Pod
 from gigaslice.core.model.options import PREFIX, Option

@@ -1,17 +1,43 @@
-"""Changes what a running container may use, by asking this node's agent; says in lines what has become of it."""
+"""`gigaslice resize`: changes what a running container may use, by asking this node's agent."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from agent.commands.node_flags import add_state_dir
 from agent.control import client
 from agent.control.messages import ResizeAnswer
 from gigaslice.core import units
 from gigaslice.core.errors import ConfigError
 from gigaslice.core.text import plain
+from gigaslice.runtime.command_line.command import OK
 
-__all__ = ["ask", "describe"]
+__all__ = ["DESCRIPTION", "HELP", "add_arguments", "ask", "describe", "run"]
+
+HELP = "change what a running container may use"
+DESCRIPTION = "Takes effect at once, and lasts until the pod goes. Asks this node's agent; needs root."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds which container and what it may use."""
+    parser.add_argument("pod", metavar="POD", nargs="?", help="name of the pod, or NAMESPACE/NAME")
+    for flag, metavar, text in (
+        ("--namespace", "NAME", "namespace of the pod (default: default)"),
+        ("--container", "NAME", "which container, where several of the pod have slices"),
+        ("--allocation", "ID", "in place of POD: which allocation, by the first 8 or more digits of its id"),
+        ("--gpu", "UUID", "which GPU, where the container has several (default: each of them)"),
+        ("--memory", "SIZE", "memory of each such GPU, such as 12GiB; rounded up to whole MiB"),
+        ("--cores", "PERCENT", "share of each such GPU's compute, 0 for none of its own"),
+    ):
+        parser.add_argument(flag, metavar=metavar, help=text)
+    add_state_dir(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Asks the agent, and prints what has changed."""
+    print(describe(ask(arguments)))
+    return OK
 
 
 def ask(arguments: argparse.Namespace) -> ResizeAnswer:

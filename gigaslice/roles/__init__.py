@@ -1,5 +1,5 @@
 """The roles of the cluster: scheduler, controller with webhook and web page, dataset service.
 
-Each has its settings, metrics and composition root in its own folder. None imports another, but for the webhook, which
-the controller serves.
+Each has its settings, metrics, command and composition root in its own folder. None imports another, but for the
+webhook, which the controller serves.
 """

@@ -1,1 +1,1 @@
-"""Helpers of every long-running role: tasks, wake-ups, logs, files, a small HTTP server."""
+"""Helpers of every long-running role: tasks, wake-ups, logs, files, a small HTTP server, command lines."""

@@ -334,7 +334,7 @@ def main() -> None:
             )  # else a round would wait for the limiter
             for number in range(110):  # as many as a node may have
                 kube.put("pods", pod_document(f"p{number}", {RESOURCE: 1}, annotations={"a": "x" * 3000}))
-            command = [sys.executable, "-m", "agent", "node", "--state-dir", str(directory / "state")]
+            command = [sys.executable, "-m", "gigaslice_cli", "node", "--state-dir", str(directory / "state")]
             command += [
                 "--kubelet-dir",
                 str(kubelet.plugin_directory),

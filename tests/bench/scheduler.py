@@ -63,7 +63,7 @@ async def measure(nodes: int, pods: int, calls: int, folder: Path) -> None:
             port = one.getsockname()[1]
         begun = perf_counter()
         service = subprocess.Popen(
-            [sys.executable, "-m", "agent", "scheduler", f"--listen-address=127.0.0.1:{port}",
+            [sys.executable, "-m", "gigaslice_cli", "scheduler", f"--listen-address=127.0.0.1:{port}",
              f"--kubeconfig={api.kubeconfig(folder)}", "--log-level=warning"]
         )  # fmt: skip
         try:

@@ -98,7 +98,7 @@ class DatasetSite:
     def start(self, *, wait: bool = True) -> None:
         """Starts the service, and waits until the kubelet has registered it."""
         command = [
-            sys.executable, "-m", "agent", "dataset", f"--state-dir={self.root}/s", f"--run-dir={self.run_dir}",
+            sys.executable, "-m", "gigaslice_cli", "dataset", f"--state-dir={self.root}/s", f"--run-dir={self.run_dir}",
             f"--node-name={self.node}", f"--allow=s3,{self.data}", "--keep-free=0%", "--metrics-address=off",
             f"--kubeconfig={self.root}/kubeconfig", "--local-addresses=on", *self.flags,
         ]  # fmt: skip
@@ -113,7 +113,7 @@ class DatasetSite:
         driver = driver_env("two-24g", self.root / "machine.state")  # says so where it is not built
         self._install("daemonset.yaml", "gigaslice", "agent.kubeconfig")
         command = [
-            sys.executable, "-m", "agent", "node", f"--state-dir={self.root}/agent", f"--node-name={self.node}",
+            sys.executable, "-m", "gigaslice_cli", "node", f"--state-dir={self.root}/agent", f"--node-name={self.node}",
             f"--kubeconfig={self.root}/agent.kubeconfig", "--metrics-address=off", "--poll-interval=2s",
             f"--dataset-gate={self.run_dir}/gate/gate.sock",
         ]  # fmt: skip

@@ -108,7 +108,7 @@ class Node:
     def start(self) -> None:
         """Starts front and agent."""
         with (self.plane.folder / "node.log").open("ab") as log:
-            command = [sys.executable, "-m", "agent", "node", *self._flags]
+            command = [sys.executable, "-m", "gigaslice_cli", "node", *self._flags]
             self._agent = subprocess.Popen(
                 command, stdout=log, stderr=log, env={**os.environ, **self._driver}, start_new_session=True
             )
@@ -143,7 +143,7 @@ class Node:
 
     def command(self, *words: str) -> str:
         """What a command of the agent says."""
-        command = [sys.executable, "-m", "agent", *words, f"--state-dir={self.state}"]
+        command = [sys.executable, "-m", "gigaslice_cli", *words, f"--state-dir={self.state}"]
         return subprocess.run(command, capture_output=True, text=True, check=True, env=self._driver).stdout
 
     def allocatable(self) -> int:

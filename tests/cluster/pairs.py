@@ -63,7 +63,7 @@ class Pair:
     def start_service(self, *, ready: bool = True) -> None:
         path = roles.kubeconfig(self._plane, roles.SCHEDULER, port=self._before)
         self.service = self._start(
-            sys.executable, "-m", "agent", "scheduler", f"--listen-address=127.0.0.1:{self.port}",
+            sys.executable, "-m", "gigaslice_cli", "scheduler", f"--listen-address=127.0.0.1:{self.port}",
             f"--kubeconfig={path}", f"--identity={self.name}",
             f"--leader-lease={roles.NAMESPACE}/gigaslice-scheduler-service",
         )  # fmt: skip

@@ -345,7 +345,7 @@ def scheduled(installed: ControlPlane, agent: Api, tmp_path: Path) -> Iterator[C
     api.patch(node, {"spec": {"taints": None}, "metadata": {"annotations": {"gigaslice.io/inventory": text}}})
     (tmp_path / "service.log").touch()
     with (tmp_path / "service.log").open("ab") as log:
-        command = [sys.executable, "-m", "agent", "scheduler", f"--kubeconfig={kubeconfig}"]
+        command = [sys.executable, "-m", "gigaslice_cli", "scheduler", f"--kubeconfig={kubeconfig}"]
         service = subprocess.Popen(
             [*command, f"--listen-address={address}"], cwd=ROOT, stdout=log, stderr=log
         )

@@ -89,7 +89,8 @@ def test_a_long_name_is_refused(api: Api):
 @pytest.fixture
 def running(api: Api, roles_plane: ControlPlane) -> Iterator[subprocess.Popen[bytes]]:
     command = [
-        sys.executable, "-m", "agent", "controller", f"--kubeconfig={roles.kubeconfig(roles_plane, roles.CONTROLLER)}",
+        sys.executable, "-m", "gigaslice_cli", "controller",
+        f"--kubeconfig={roles.kubeconfig(roles_plane, roles.CONTROLLER)}",
         f"--namespace={roles.NAMESPACE}", "--leader-lease=gigaslice-controller", "--metrics-address=off",
     ]  # fmt: skip
     with (roles_plane.folder / "controller.log").open("ab") as log:

@@ -71,7 +71,7 @@ class Tenant:
 
     def prefetch(self, *words: str, kubeconfig: Path | str | None = None, stdin: str = "") -> Done:
         flags = ("-n", NAMESPACE, f"--image={os.environ['K8S_NODE_IMAGE']}")
-        command = [sys.executable, "-m", "agent", "dataset", "prefetch", *words, *flags]
+        command = [sys.executable, "-m", "gigaslice_cli", "dataset", "prefetch", *words, *flags]
         command.append(f"--kubeconfig={kubeconfig or self.kubeconfig}")
         return subprocess.run(
             command, cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=120, check=False
@@ -167,7 +167,7 @@ def test_a_pod_that_is_left_ends_by_itself(tenant):
     (name,) = tenant.pods()
     reason = ("-n", NAMESPACE, "get", "pod", name, "-o", "jsonpath={.status.reason}")
     site.until(lambda: site.kubectl(*reason) == "DeadlineExceeded", "the kubelet ends it", 200)
-    tasks = [sys.executable, "-m", "agent", "dataset", "ps", "--json", f"--state-dir={site.root}/s"]
+    tasks = [sys.executable, "-m", "gigaslice_cli", "dataset", "ps", "--json", f"--state-dir={site.root}/s"]
 
     def given_up() -> bool:
         done = subprocess.run(tasks, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)

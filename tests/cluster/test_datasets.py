@@ -203,7 +203,7 @@ def test_the_init_container_of_the_manual(site):
         spec |= {"nodeName": site.node, "automountServiceAccountToken": False}
         image = {"image": os.environ["K8S_NODE_IMAGE"], "imagePullPolicy": "Never"}
         train |= {**image, "command": ["sh", "-c", "find /data -type f | wc -l; exec sleep 100000"]}
-        waiting |= {**image, "command": [sys.executable, "-m", "agent"], "workingDir": str(ROOT)}
+        waiting |= {**image, "command": [sys.executable, "-m", "gigaslice_cli"], "workingDir": str(ROOT)}
         waiting["env"].append({"name": "DATASET_OPTIONS", "value": f"endpoint={endpoint},region=us-east-1"})
         socket, data = spec["volumes"]
         socket["hostPath"]["path"], data["hostPath"]["path"] = f"{site.run_dir}/wait", f"{site.root}/s/pods"

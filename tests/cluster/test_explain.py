@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.cli import main
 from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.names import ASSIGNMENT, INVENTORY
 from gigaslice.core.model import Share
+from gigaslice_cli.frame import main
 from tests.cluster import roles
 from tests.cluster.control_plane import ControlPlane
 from tests.fakes.clusters import facts, inventory_gpu, uuid

@@ -173,7 +173,7 @@ class Site:
 
     def _start(self, *words: str, environment: Mapping[str, str] = MappingProxyType({})) -> None:
         with (self.plane.folder / f"{words[0]}.log").open("ab") as log:
-            command = [sys.executable, "-m", "agent", *words]
+            command = [sys.executable, "-m", "gigaslice_cli", *words]
             process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
         self._running.append(process)
 
@@ -242,7 +242,7 @@ class Site:
         command = [
             sys.executable,
             "-m",
-            "agent",
+            "gigaslice_cli",
             "status",
             "--json",
             f"--state-dir={self.plane.folder / 'agent'}",
@@ -324,7 +324,7 @@ def test_six_and_six_are_not_eight(site: Site) -> None:
     site.run("t4s", {T4: 2})
     site.make("eight", {MEMORY: 8})
     until(lambda: "no GPU has that much memory free together" in site.message("eight"), LONG)
-    command = [sys.executable, "-m", "agent", "explain", "pod", "eight", "-n", site.namespace]
+    command = [sys.executable, "-m", "gigaslice_cli", "explain", "pod", "eight", "-n", site.namespace]
     command += [f"--kubeconfig={os.environ['K8S_NODE_KUBECONFIG']}"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "6 + 6" in text and "8 wanted on one GPU" in text, text

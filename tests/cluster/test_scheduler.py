@@ -43,7 +43,7 @@ class Cluster:
     def start_service(self) -> None:
         with (self.folder / "service.log").open("ab") as log:
             self.service = subprocess.Popen(
-                [sys.executable, "-m", "agent", "scheduler", f"--listen-address=127.0.0.1:{self.port}",
+                [sys.executable, "-m", "gigaslice_cli", "scheduler", f"--listen-address=127.0.0.1:{self.port}",
                  f"--kubeconfig={roles.kubeconfig(self.plane, roles.SCHEDULER)}",
                  f"--leader-lease={roles.NAMESPACE}/gigaslice-scheduler-service"],
                 stdout=log, stderr=log,

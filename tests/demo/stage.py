@@ -85,7 +85,7 @@ class Stage:
 
     def start_agent(self) -> None:
         """Starts it and waits until the node advertises its slices."""
-        command = [sys.executable, "-m", "agent", "node", "--state-dir", str(self.state_dir)]
+        command = [sys.executable, "-m", "gigaslice_cli", "node", "--state-dir", str(self.state_dir)]
         command += ["--kubelet-dir", str(self.kubelet.plugin_directory)]
         command += ["--pod-resources", str(self.kubelet.pod_resources_socket)]
         command += ["--resource", RESOURCE, "--slice", "1GiB", "--inventory", "nvml"]

@@ -269,7 +269,8 @@ class Story:
         occupants = str(self.stage.state_dir / "allocations")
         report.block("$ vcuda ps", self.stage.tool("vcuda", "ps", "--dir", occupants))
         report.block(
-            "$ gigaslice status", self.stage.tool("agent", "status", "--state-dir", str(self.stage.state_dir))
+            "$ gigaslice status",
+            self.stage.tool("gigaslice_cli", "status", "--state-dir", str(self.stage.state_dir)),
         )
 
     def named(self) -> dict[str, str]:

@@ -60,13 +60,19 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
     } <= names
     modules = {
         str(path.relative_to(ROOT))
-        for top in ("agent", "gigaslice", "vcuda")
+        for top in ("agent", "gigaslice", "gigaslice_cli", "vcuda")
         for path in (ROOT / top).rglob("*.py")
     }
     assert modules - names == set(), "a package that the image leaves out"
     assert not [name for name in names if name.endswith((".c", ".h"))]
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"agent", "gigaslice", "vcuda", f"gigaslice-{vcuda.__version__}.dist-info"}
+    assert tops == {
+        "agent",
+        "gigaslice",
+        "gigaslice_cli",
+        "vcuda",
+        f"gigaslice-{vcuda.__version__}.dist-info",
+    }
 
 
 @pytest.mark.slow

@@ -105,7 +105,7 @@ class AgentProcess:
         return [
             sys.executable,
             "-m",
-            "agent",
+            "gigaslice_cli",
             "node",
             *(str(part) for pair in chosen.items() for part in pair),
         ]
@@ -175,7 +175,7 @@ class AgentProcess:
 
     def status(self) -> list[dict]:
         """What `gigaslice status` says."""
-        command = [sys.executable, "-m", "agent", "status", "--json", "--state-dir", str(self.state)]
+        command = [sys.executable, "-m", "gigaslice_cli", "status", "--json", "--state-dir", str(self.state)]
         answer = subprocess.run(
             command, cwd=self.root, capture_output=True, text=True, check=True, env=self.environment()
         )

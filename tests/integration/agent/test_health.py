@@ -19,7 +19,7 @@ def fakectl(gpu_node, agent):
 
 
 def command(agent, *words):
-    run = [sys.executable, "-m", "agent", *words, "--state-dir", str(agent.state)]
+    run = [sys.executable, "-m", "gigaslice_cli", *words, "--state-dir", str(agent.state)]
     return subprocess.run(
         run, cwd=ROOT, capture_output=True, text=True, check=True, env=agent.environment()
     ).stdout

@@ -30,7 +30,7 @@ ELASTIC = {"gigaslice.io/elastic": "true"}
 
 
 def resize(agent, *arguments):
-    command = [sys.executable, "-m", "agent", "resize", *arguments, "--state-dir", str(agent.state)]
+    command = [sys.executable, "-m", "gigaslice_cli", "resize", *arguments, "--state-dir", str(agent.state)]
     done = subprocess.run(
         command,
         cwd=ROOT,

@@ -30,7 +30,7 @@ YOUNGER = (
 def copied(directory, version, file_version):
     """A tree of its own with the agent's code as VERSION, whose files have the form FILE_VERSION."""
     unwanted = shutil.ignore_patterns("__pycache__", "_lib")
-    for name in ("agent", "vcuda"):
+    for name in ("agent", "gigaslice_cli", "vcuda"):
         shutil.copytree(ROOT / name, directory / name, ignore=unwanted)
     (directory / "build").mkdir()
     library = (ROOT / "build" / "libvcuda.so").read_bytes()

@@ -555,7 +555,7 @@ def test_killed_after_any_write_it_goes_on_from_there(api: ApiServer, tmp_path: 
     command = [
         sys.executable,
         "-m",
-        "agent",
+        "gigaslice_cli",
         "controller",
         f"--kubeconfig={api.kubeconfig(tmp_path)}",
         "--metrics-address=off",

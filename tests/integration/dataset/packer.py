@@ -12,9 +12,9 @@ import os
 import sys
 import time
 
-from agent import cli
 from gigaslice.roles.dataset_node.packing import image_file, object_store_target
 from gigaslice.roles.dataset_node.sources import objects
+from gigaslice_cli import frame
 
 PART = 5 << 20
 
@@ -76,4 +76,4 @@ if __name__ == "__main__":
     image_file.ImageFile.remove = before(image_file.ImageFile.remove, "tidying")
     place.remove = before(place.remove, "removal")
     object_store_target.obstore.put = slowed(object_store_target.obstore.put)
-    sys.exit(cli.main(["dataset", "pack", *sys.argv[3:]]))
+    sys.exit(frame.main(["dataset", "pack", *sys.argv[3:]]))

@@ -45,7 +45,7 @@ class ServiceNode:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = root / "service.log"
         self.settings = settings
-        self.program = ["agent"]
+        self.program = ["gigaslice_cli"]
         """The module that is run, and what it takes before the service's own arguments."""
 
     def command(self) -> list[str]:

@@ -9,8 +9,8 @@ import os
 import sys
 import time
 
-from agent.entry import main
 from gigaslice.roles.dataset_node.sources.posix import PosixSource
+from gigaslice_cli.entry import main
 
 
 def slow_down(given: str, seconds: float) -> None:

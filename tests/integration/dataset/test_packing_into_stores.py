@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from obstore.exceptions import PermissionDeniedError
 
-from agent import cli
 from gigaslice.core.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError, SourceError
 from gigaslice.core.dataset.image import plan
 from gigaslice.core.dataset.source_spec import SourceSpec
@@ -25,6 +24,7 @@ from gigaslice.roles.dataset_node.packing import (
 )
 from gigaslice.roles.dataset_node.sources.credentials import Credentials
 from gigaslice.roles.dataset_node.sources.opening import open_source
+from gigaslice_cli import frame
 from tests.fakes.dataset_layout import PartFiles
 from tests.fakes.hostile_files import HostileFiles
 from tests.fakes.storage_servers import KEY, SECRET, moto_s3, put
@@ -140,12 +140,12 @@ def test_the_command_takes_its_credentials_from_the_environment(moto, scratch, p
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", moto)
     monkeypatch.setenv("TMPDIR", str(scratch))
-    assert cli.main(["dataset", "pack", "s3://raw/set", prefix]) == 0
-    assert cli.main(["dataset", "pack", "--check", "s3://raw/set", prefix]) == 0
-    assert cli.main(["dataset", "pack", "s3://raw/set/0", prefix]) == 1
-    assert cli.main(["dataset", "pack", "s3://raw/none", prefix]) == 1
+    assert frame.main(["dataset", "pack", "s3://raw/set", prefix]) == 0
+    assert frame.main(["dataset", "pack", "--check", "s3://raw/set", prefix]) == 0
+    assert frame.main(["dataset", "pack", "s3://raw/set/0", prefix]) == 1
+    assert frame.main(["dataset", "pack", "s3://raw/none", prefix]) == 1
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    assert cli.main(["dataset", "pack", "s3://raw/set", prefix]) == 1
+    assert frame.main(["dataset", "pack", "s3://raw/set", prefix]) == 1
     out, err = capfd.readouterr()
     assert [line.partition(": ")[0] for line in out.splitlines()] == [prefix, prefix]
     lines = err.splitlines()

@@ -118,7 +118,14 @@ def test_the_init_container_form(node):
 
     async def story():
         (node.root / "k" / "pods" / uid).mkdir()
-        command = [sys.executable, "-m", "agent", "dataset", "wait", f"--socket={node.root}/r/wait/wait.sock"]
+        command = [
+            sys.executable,
+            "-m",
+            "gigaslice_cli",
+            "dataset",
+            "wait",
+            f"--socket={node.root}/r/wait/wait.sock",
+        ]
         done = await asyncio.to_thread(
             subprocess.run,
             command,

@@ -320,7 +320,8 @@ DECODERS: tuple[Decoder, ...] = (
     Decoder("cluster", (*CLUSTER, CLI), _document(_in_cluster), _cluster_seeds, (), (), 0.6),
     Decoder("lease", CLUSTER, _document(_lease), seeds.leases, (), ("gigaslice.kubeapi.lease",), 0.5),
     Decoder("pod of a prefetch", (CLI,), _document(judge_all), seeds.prefetch_pods, (), (
-        "gigaslice.core.dataset.prefetch", "agent.commands.prefetch_nodes", "agent.commands.cluster",
+        "gigaslice.core.dataset.prefetch", "gigaslice.roles.dataset_node.subcommands.prefetch_nodes",
+        "gigaslice.cluster_commands.cluster",
     ), 0.5),
     # --- texts inside of them ---
     Decoder("inventory", (*CLUSTER, CLI), _plain(lambda text: (
@@ -481,13 +482,13 @@ _OPERATOR = "a file or flag of the operator: read once, at the start, with every
 _READS = "reads bytes; what they are is decoded by another row"
 EXEMPT = {
     # --- readers of bytes ---
-    "agent.commands.doctor": "one boolean; whatever is wrong is caught there",
-    "agent.commands.dataset_prefetch:judgements": _READS,
+    "agent.commands.node_checks": "one boolean; whatever is wrong is caught there",
+    "gigaslice.roles.dataset_node.subcommands.prefetch_pods:judgements": _READS,
     "gigaslice.core.kube.object_reader:ObjectReader._document": _READS,
     "gigaslice.core.kube.object_reader:ObjectReader._object": _READS,
     # --- another row's parser by another name ---
     "agent.allocation.assignments:decoded": "a cache before Assignment.decode",
-    "agent.commands.prefetch_nodes:_parsed": "calls the parser that it is given, of another row",
+    "gigaslice.roles.dataset_node.subcommands.prefetch_nodes:_parsed": "calls the parser that it is given",
     "gigaslice.core.kube.decode": "has rows of its own",
     "gigaslice.kubeapi.cluster_objects": "has rows of its own",
     "gigaslice.roles.controller.cluster_feed": "has rows of its own",
@@ -508,7 +509,7 @@ EXEMPT = {
     "gigaslice.core.kube.cgroups:parse": "lines of the kernel",
     "agent.inventory.page_faults:parse": "lines of the kernel",
     # --- what the operator gives ---
-    "agent.commands.cluster:_namespace": _OPERATOR,
+    "gigaslice.cluster_commands.cluster:_namespace": _OPERATOR,
     "agent.config:load": _OPERATOR,
     "agent.inventory.static:parse_inventory": _OPERATOR,
     "gigaslice.role_settings:load": _OPERATOR,

@@ -25,7 +25,9 @@ names that only sound like it."""
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(one for top in ("gigaslice", "agent") for one in (ROOT / top).rglob("*.py")):
+    for path in sorted(
+        one for top in ("gigaslice", "gigaslice_cli", "agent") for one in (ROOT / top).rglob("*.py")
+    ):
         if "pb" not in path.parts:
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             yield name, ast.parse(path.read_text())

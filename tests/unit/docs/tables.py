@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from agent import cli as agent_cli
 from agent import config
 from agent.health.xids import XIDS, XidEffect
 from agent.telemetry.metrics import METRICS
@@ -29,6 +28,7 @@ from gigaslice.roles.scheduler.metrics import METRICS as SCHEDULER_METRICS
 from gigaslice.roles.scheduler.settings import SchedulerSettings
 from gigaslice.runtime.settings import Setting
 from gigaslice.runtime.settings import table as settings_of
+from gigaslice_cli import frame
 from vcuda import cli as vcuda_cli
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -101,12 +101,12 @@ def vcuda_options() -> str:
 
 def status_options() -> str:
     """The options of `gigaslice status`."""
-    return markdown(("option", "meaning"), options(subcommands(agent_cli.make_parser())["status"]))
+    return markdown(("option", "meaning"), options(subcommands(frame.make_parser())["status"]))
 
 
 def topology_options() -> str:
     """The options of `gigaslice topology`."""
-    return markdown(("option", "meaning"), options(subcommands(agent_cli.make_parser())["topology"]))
+    return markdown(("option", "meaning"), options(subcommands(frame.make_parser())["topology"]))
 
 
 def annotations() -> str:
@@ -141,7 +141,7 @@ def rights() -> str:
 
 def cordon_options() -> str:
     """The options and arguments of `gigaslice cordon` and `gigaslice uncordon`."""
-    parsers = subcommands(agent_cli.make_parser())
+    parsers = subcommands(frame.make_parser())
     rows = [
         (f"`gigaslice {name}`", *pair) for name in ("cordon", "uncordon") for pair in options(parsers[name])
     ]
@@ -150,18 +150,18 @@ def cordon_options() -> str:
 
 def resize_options() -> str:
     """The options of `gigaslice resize`."""
-    return markdown(("option", "meaning"), options(subcommands(agent_cli.make_parser())["resize"]))
+    return markdown(("option", "meaning"), options(subcommands(frame.make_parser())["resize"]))
 
 
 def options_of(command: str) -> Callable[[], str]:
     """The options of a command of gigaslice."""
-    return lambda: markdown(("option", "meaning"), options(subcommands(agent_cli.make_parser())[command]))
+    return lambda: markdown(("option", "meaning"), options(subcommands(frame.make_parser())[command]))
 
 
 def doctor_options() -> str:
     """The options of `gigaslice doctor` that are no settings of the agent."""
     settings = {f"`--{one.flag}" for one in config.SETTINGS} | {"`--config"}
-    rows = options(subcommands(agent_cli.make_parser())["doctor"])
+    rows = options(subcommands(frame.make_parser())["doctor"])
     return markdown(
         ("option", "meaning"), [row for row in rows if row[0].partition(" ")[0].rstrip("`") not in settings]
     )

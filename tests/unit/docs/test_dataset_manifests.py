@@ -11,7 +11,6 @@ from typing import Any
 import kubernetes_validate
 import yaml
 
-from agent import cli
 from gigaslice.core.dataset.objects import DRIVER, parse_dataset
 from gigaslice.core.dataset.request import parse_attributes
 from gigaslice.roles.dataset_node.control import CommandServer
@@ -20,6 +19,7 @@ from gigaslice.roles.dataset_node.packing.pack_location import refuse_overlap
 from gigaslice.roles.dataset_node.settings import DatasetSettings
 from gigaslice.roles.dataset_node.sources.credentials import Credentials
 from gigaslice.runtime.settings import load
+from gigaslice_cli import frame
 from tests.unit.docs.test_docs import ROOT
 from tests.unit.gigaslice.roles.controller.crd_schema import mistakes
 
@@ -83,7 +83,7 @@ def test_the_job_that_packs_runs_the_command_with_what_it_mounts():
     (job,) = [one for one in OBJECTS if one["metadata"]["name"] == "pack-imagenet"]
     spec = job["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    known = cli.make_parser().parse_args(container["args"])
+    known = frame.make_parser().parse_args(container["args"])
     volumes = {one["name"]: one for one in spec["volumes"]}
     at = {one["mountPath"]: volumes[one["name"]] for one in container["volumeMounts"]}
     assert set(at) == {known.credentials, known.scratch}
@@ -119,7 +119,7 @@ def test_the_page_begins_with_what_switches_the_service_on():
 def test_the_pod_with_an_init_container_names_what_the_command_and_the_service_use():
     (spec,) = [found for one in OBJECTS for found in pods(one) if "initContainers" in found]
     (waiting,), (container,) = spec["initContainers"], spec["containers"]
-    known = cli.make_parser().parse_args(waiting["args"])
+    known = frame.make_parser().parse_args(waiting["args"])
     settings = load(DatasetSettings, {}, {})
     paths = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"]}
     assert paths == {

@@ -12,25 +12,27 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent import cli as agent_cli
 from agent import config
 from agent.inventory.static import parse_inventory
 from gigaslice.core.kube.reasons import REASONS
 from gigaslice.runtime.settings import CONFIG_VARIABLE
+from gigaslice_cli import frame
 from tests.unit.docs import tables
 from vcuda import cli as vcuda_cli
 from vcuda import contract
 from vcuda.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
-PYTHON = sorted(path for top in ("agent", "gigaslice") for path in (ROOT / top).rglob("*.py"))
+PYTHON = sorted(
+    path for top in ("agent", "gigaslice", "gigaslice_cli") for path in (ROOT / top).rglob("*.py")
+)
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES = [
     *TOP, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "adr").glob("*.md")),
     *sorted((ROOT / "gigaslice").rglob("*.md")),
 ]  # fmt: skip
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
-COMMANDS = {"gigaslice": agent_cli.make_parser, "vcuda": vcuda_cli.make_parser}
+COMMANDS = {"gigaslice": frame.make_parser, "vcuda": vcuda_cli.make_parser}
 
 
 def names(path: Path) -> str:
@@ -65,7 +67,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @every_page
 def test_files_that_are_named_exist(page: Path) -> None:
     for span in code_spans(page):
-        if re.fullmatch(r"(agent|gigaslice|native|vcuda|tests|docs|proto|\.ci)/[\w./-]+", span):
+        if re.fullmatch(r"(agent|gigaslice|gigaslice_cli|native|vcuda|tests|docs|proto|\.ci)/[\w./-]+", span):
             assert (ROOT / span).exists(), span
 
 
@@ -96,11 +98,11 @@ def test_the_map_shows_the_tree() -> None:
     text = ARCHITECTURE.read_text()
     tree = text.partition("## The tree")[2].partition("\n## ")[0]
     tops = {line.split()[0].rstrip("/") for line in fences(ARCHITECTURE, "text")[0].splitlines()}
-    assert tops >= {"agent", "gigaslice", "vcuda", "native", "proto", "tests"}
+    assert tops >= {"agent", "gigaslice", "gigaslice_cli", "vcuda", "native", "proto", "tests"}
     assert all((ROOT / top).is_dir() for top in tops)
     rows = {name for line in tree.splitlines() if line.startswith("| `") for name in
             re.findall(r"`([^`]+)`", line.split("|")[1])}  # fmt: skip
-    assert rows == folders("agent", "gigaslice", "vcuda", "native")
+    assert rows == folders("agent", "gigaslice", "gigaslice_cli", "vcuda", "native")
 
 
 def test_what_the_map_names_exists() -> None:
@@ -185,7 +187,7 @@ def test_every_command_and_option_that_is_named_exists() -> None:
 
 def test_every_flag_in_a_sentence_exists() -> None:
     parsers = [
-        *tables.subcommands(agent_cli.make_parser()).values(),
+        *tables.subcommands(frame.make_parser()).values(),
         *tables.subcommands(vcuda_cli.make_parser()).values(),
     ]
     known = {option for parser in parsers for action in parser._actions for option in action.option_strings}
@@ -209,7 +211,7 @@ def test_every_setting_of_the_node_is_there() -> None:
     table = tables.blocks(REFERENCE)["gigaslice node"]
     for field in config.SETTINGS:
         assert f"`--{field.flag}`" in table and f"`{field.variable}`" in table and f"`{field.key}`" in table
-    parser = tables.subcommands(agent_cli.make_parser())["node"]
+    parser = tables.subcommands(frame.make_parser())["node"]
     flags = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
     assert flags == {"--config", *(f"--{field.flag}" for field in config.SETTINGS)}
     assert "`--config FILE`" in REFERENCE and f"`{CONFIG_VARIABLE}`" in REFERENCE

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.docs.test_docs import ROOT, names
 
-TOPS = ("agent", "deploy", "docs", "gigaslice", "native", "proto", "tests", "vcuda", ".ci")
+TOPS = ("agent", "deploy", "docs", "gigaslice", "gigaslice_cli", "native", "proto", "tests", "vcuda", ".ci")
 SUFFIXES = {
     "",
     ".c",

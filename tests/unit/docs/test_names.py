@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def classes() -> dict[str, list[str]]:
     found = defaultdict(list)
-    for top in ("agent", "gigaslice", "vcuda"):
+    for top in ("agent", "gigaslice", "gigaslice_cli", "vcuda"):
         for path in sorted((ROOT / top).rglob("*.py")):
             if path.parent.name == "pb":
                 continue

@@ -21,7 +21,9 @@ def named(*texts: str) -> set[str]:
 
 
 def sources() -> list[str]:
-    python = [path for folder in ("agent", "gigaslice") for path in (ROOT / folder).rglob("*.py")]
+    python = [
+        path for folder in ("agent", "gigaslice", "gigaslice_cli") for path in (ROOT / folder).rglob("*.py")
+    ]
     manifests = [path for path in (ROOT / "deploy").rglob("*") if path.suffix in (".yaml", ".tpl")]
     return [path.read_text() for path in (*python, *manifests, ROOT / "daemonset.yaml")]
 

@@ -70,7 +70,7 @@ def test_without_the_simulated_driver_it_says_so_at_once(node_site, monkeypatch,
 
 def test_a_role_that_has_ended_is_not_waited_for(node_site, tmp_path):
     (tmp_path / "node.log").write_text("no driver here")
-    node_site._running.append(subprocess.Popen(["true", "-m", "agent", "node"]))
+    node_site._running.append(subprocess.Popen(["true", "-m", "gigaslice_cli", "node"]))
     node_site._running[0].wait()
     with pytest.raises(AssertionError, match="no driver here"):
         node_site._living()

@@ -412,7 +412,9 @@ def running() -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
         inventory.write_text(GPUS)
         flags = f"""--inventory {inventory} --state-dir {folder / "state"} --log-level error --metrics-address off
             --kubelet-dir {kubelet.plugin_directory} --pod-resources {kubelet.pod_resources_socket}"""
-        agent = subprocess.Popen([sys.executable, "-m", "agent", "node", *shlex.split(flags)], cwd=ROOT)
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "gigaslice_cli", "node", *shlex.split(flags)], cwd=ROOT
+        )
         try:
             deadline = time.monotonic() + 60
             while not kubelet.allocatable().get(DEFAULTS.resource):

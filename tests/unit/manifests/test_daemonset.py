@@ -102,7 +102,7 @@ def test_the_hosts_pids_and_a_place_on_every_node(pod: dict[str, Any]) -> None:
 
 
 def test_the_command_is_one_that_exists(node: dict[str, Any]) -> None:
-    command = [sys.executable, "-m", "agent", *node["args"], "--help"]
+    command = [sys.executable, "-m", "gigaslice_cli", *node["args"], "--help"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 0, answer.stderr
     assert "--state-dir" in answer.stdout

@@ -9,12 +9,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from agent import cli, config
+from agent import config
 from gigaslice.core.model import DATASET_DRIVER
 from gigaslice.roles.dataset_node.settings import DatasetSettings
 from gigaslice.roles.dataset_node.start_gate import GATE_DIRECTORY, GATE_SOCKET
 from gigaslice.runtime.settings import load
 from gigaslice.runtime.tasks import TERMINATION_SECONDS
+from gigaslice_cli import frame
 from tests.unit.manifests.test_chart import helm, listed
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -114,7 +115,7 @@ def test_the_flags_are_taken():
             "dataset.extraArgs={--datasets=2}",
         )
     )
-    known = cli.make_parser("dataset").parse_args(found["args"])
+    known = frame.make_parser("dataset").parse_args(found["args"])
     from gigaslice.runtime.settings import flags_of
 
     settings = load(DatasetSettings, flags_of(DatasetSettings, known), {})

@@ -88,7 +88,7 @@ def test_it_says_which_version_it_is() -> None:
 
 
 def test_what_is_copied_exists_and_reaches_the_build() -> None:
-    assert {"native", "vcuda", "gigaslice", "agent", "pyproject.toml"} <= set(COPIED)
+    assert {"native", "vcuda", "gigaslice", "gigaslice_cli", "agent", "pyproject.toml"} <= set(COPIED)
     assert [source for source in COPIED if not (ROOT / source).exists()] == []
     assert [source for source in COPIED if ignored(source)] == []
     assert [name for name in ("build", "tests", "docs", ".git") if not ignored(name)] == []

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.cli import main
 from agent.health.health_files import GpuRecord, Report, read_cordons, write_report
+from gigaslice_cli.frame import main
 from tests.fakes.nodes import uuid
 
 

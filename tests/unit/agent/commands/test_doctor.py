@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import vcuda
-from agent import cli, config
-from agent.commands import doctor
+from agent import config
+from agent.commands import node_checks
 from gigaslice.core.errors import MissingError
+from gigaslice_cli import frame
 from tests.fakes.kubeapi import NODE, ApiServer, Fault
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.nodes import inventory, uuid
@@ -39,7 +40,7 @@ def settings(tmp_path):
 
 
 def findings(settings, look=lambda _: inventory(1)):
-    found = list(doctor.as_lines(doctor.examine(settings, look)))
+    found = list(node_checks.as_lines(node_checks.examine(settings, look)))
     assert all("\n" not in line for _, line in found)
     assert all(one.remedy or one.level == "ok" or one.subject == "GPUs" for one, _ in found)
     return {one.subject: one for one, _ in found}
@@ -60,7 +61,7 @@ def test_a_node_that_is_ready(settings):
     ("told", "words"), [(True, "only where"), (False, "not counted"), (None, "not loaded")]
 )
 def test_what_lent_memory_needs_of_the_driver(settings, monkeypatch, told, words):
-    monkeypatch.setattr(doctor, "counters_are_on", lambda: told)
+    monkeypatch.setattr(node_checks, "counters_are_on", lambda: told)
     found = findings(settings(host_memory="8GiB"))
     assert words in found["page faults"].text
     assert "concurrentManagedAccess" in found["host memory"].text
@@ -102,7 +103,9 @@ def test_a_state_directory_that_cannot_be_written(settings, monkeypatch):
 
 
 def test_what_a_lying_api_server_says_acts_on_no_terminal():
-    ((_, line),) = doctor.as_lines(iter([Finding("fail", "API server", "a\u202eb\x00\rc\x1b[31m", "remedy")]))
+    ((_, line),) = node_checks.as_lines(
+        iter([Finding("fail", "API server", "a\u202eb\x00\rc\x1b[31m", "remedy")])
+    )
     assert line.isprintable()
 
 
@@ -127,14 +130,14 @@ def test_where_ledgers_would_lie(settings, tmp_path, monkeypatch):
 
 
 def test_the_pid_namespace_is_told_by_its_number(tmp_path):
-    assert doctor._check_pid_namespace(tmp_path).level == "fail"
-    assert doctor._check_pid_namespace(tmp_path / "missing").level == "warn"
+    assert node_checks._check_pid_namespace(tmp_path).level == "fail"
+    assert node_checks._check_pid_namespace(tmp_path / "missing").level == "warn"
 
 
 def test_cdi_descriptions_are_looked_for(tmp_path):
-    assert doctor._check_cdi((tmp_path / "none", tmp_path)).level == "warn"
+    assert node_checks._check_cdi((tmp_path / "none", tmp_path)).level == "warn"
     (tmp_path / "nvidia.yaml").write_text("kind: nvidia.com/gpu\n")
-    assert doctor._check_cdi((tmp_path / "none", tmp_path)).level == "ok"
+    assert node_checks._check_cdi((tmp_path / "none", tmp_path)).level == "ok"
 
 
 @pytest.fixture
@@ -224,10 +227,10 @@ def test_the_command_fails_when_anything_does(tmp_path, capsys):
     path = tmp_path / "inventory.yaml"
     path.write_text(f"gpus:\n  - {{uuid: {uuid(0)}, model: NVIDIA L4, memory: 24GiB}}\n")
     words = ["doctor", "--inventory", str(path), "--state-dir", str(tmp_path), "--kube-api", "off"]
-    assert cli.main([*words, "--kubelet-dir", str(tmp_path / "x")]) == 1
+    assert frame.main([*words, "--kubelet-dir", str(tmp_path / "x")]) == 1
     out = capsys.readouterr().out
     assert out.startswith("ok    GPU 0") and "\nfail  kubelet" in out
-    assert cli.main(["doctor", "--slice", "8 apples"]) == 2
+    assert frame.main(["doctor", "--slice", "8 apples"]) == 2
 
 
 def test_nothing_is_left_behind(settings, tmp_path):

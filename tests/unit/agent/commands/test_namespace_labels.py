@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.cli import main
+from gigaslice_cli.frame import main
 from tests.fakes.kubeapi import ApiServer, Fault
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from agent import cli
 from agent.commands import resize
 from agent.control.messages import GpuLimits, ResizeAnswer
 from agent.control.server import ControlServer, decode_change
 from gigaslice.core.errors import ConfigError, ControlError
 from gigaslice.runtime.local_protocol import ask
+from gigaslice_cli import frame
 from tests.unit.agent.limits.test_manager import GIB, Node, uuid
 
 
@@ -55,7 +55,7 @@ def served(node):
 @pytest.fixture
 def run(capsys, node):
     def _run(*arguments):
-        code = cli.main(["resize", *arguments, "--state-dir", str(node.store.state_dir)])
+        code = frame.main(["resize", *arguments, "--state-dir", str(node.store.state_dir)])
         out, err = capsys.readouterr()
         said = [line for line in out.splitlines() if "GPU-" in line and "part=" not in line]
         return code, said, [line for line in err.splitlines() if line.startswith("gigaslice: ")]

@@ -2,12 +2,12 @@ import json
 
 import pytest
 
-from agent.cli import main
-from agent.commands import status
+from agent.commands import status_rows
 from agent.deviceplugin.records import CODEC
 from agent.health.health_files import GpuRecord, Report, write_report
 from agent.persistence.store import Store
 from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice_cli.frame import main
 from tests.fakes.nodes import GIB, allocation, uuid
 
 
@@ -29,7 +29,7 @@ def state_dir(tmp_path):
 
 
 def test_one_row_per_container_and_gpu(state_dir):
-    rows = status.collect(state_dir)
+    rows = status_rows.collect(state_dir)
     assert [(row.pod, row.state, row.gpu, row.limit_bytes) for row in rows] == [
         ("train", "idle", uuid(0), 8 * GIB),
         ("train", "idle", uuid(1), 2 * GIB),
@@ -93,4 +93,4 @@ def test_without_permission_the_remedy_is_said(state_dir, capsys, monkeypatch):
 
 
 def test_no_container_holds_anything():
-    assert status.as_table(()) == "no container holds a GPU slice"
+    assert status_rows.as_table(()) == "no container holds a GPU slice"

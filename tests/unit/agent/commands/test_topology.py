@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from agent import cli
-from agent.commands import topology
+from agent.commands import topology_drawing
 from agent.inventory.source import Inventory
 from gigaslice.core.model import Topology
+from gigaslice_cli import frame
 from tests.fakes.gpus import make_gpu, pairs_topology
 from tests.fakes.nodes import uuid
 
@@ -28,7 +28,7 @@ def inventory(models=("NVIDIA L4",) * 4, levels=None):
 
 
 def test_the_text_has_a_line_for_every_node_and_the_costs_of_the_tree():
-    lines = topology.as_text(topology.draw(inventory())).splitlines()
+    lines = topology_drawing.as_text(topology_drawing.draw(inventory())).splitlines()
     assert lines[0] == "NVIDIA L4  4 × 24 slices"
     assert lines[1] == "└─ SYS  cost 50"
     assert lines[2] == "   ├─ PIX  cost 10"
@@ -46,7 +46,7 @@ def test_the_text_has_a_line_for_every_node_and_the_costs_of_the_tree():
 def test_each_model_has_its_own_tree_and_an_unhealthy_gpu_says_so():
     mixed = inventory(("NVIDIA L4", "NVIDIA H200", "NVIDIA L4"), [[0, 50, 40], [50, 0, 50], [40, 50, 0]])
     unhealthy = Inventory((*mixed.gpus[:2], make_gpu(2, healthy=False)), mixed.topology)
-    text = topology.as_text(topology.draw(unhealthy))
+    text = topology_drawing.as_text(topology_drawing.draw(unhealthy))
     assert text.count("slices") == 2
     assert uuid(2) in next(line for line in text.splitlines() if line.endswith("unhealthy"))
 
@@ -56,11 +56,11 @@ def test_a_mesh_has_costs_that_differ():
     mesh = Inventory(
         inventory().gpus, Topology.build([[0 if i == j else NODE for j in range(4)] for i in range(4)], links)
     )
-    assert "costs differ (mesh)" in topology.as_text(topology.draw(mesh))
+    assert "costs differ (mesh)" in topology_drawing.as_text(topology_drawing.draw(mesh))
 
 
 def test_the_picture_is_xml_with_a_box_and_a_line_for_every_node():
-    picture = ElementTree.fromstring(topology.as_svg(topology.draw(inventory())))
+    picture = ElementTree.fromstring(topology_drawing.as_svg(topology_drawing.draw(inventory())))
     space = "{http://www.w3.org/2000/svg}"
     boxes = picture.findall(f"{space}rect")
     assert len(boxes) == 1 + 3 + 4
@@ -73,7 +73,7 @@ def test_the_picture_is_xml_with_a_box_and_a_line_for_every_node():
 
 
 def test_the_graph_is_well_formed():
-    text = topology.as_dot(topology.draw(inventory()))
+    text = topology_drawing.as_dot(topology_drawing.draw(inventory()))
     names = set(re.findall(r"^  (n\d+) \[", text, re.M))
     edges = re.findall(r"^  (n\d+) -- (n\d+);$", text, re.M)
     assert len(names) == 8 and len(edges) == 7
@@ -93,7 +93,7 @@ def two_gpus(tmp_path):
 
 @pytest.mark.parametrize("form", ["text", "dot", "svg"])
 def test_the_command(form, two_gpus, capsys):
-    assert cli.main(["topology", "--inventory", two_gpus, "--slice", "2GiB", "--format", form]) == 0
+    assert frame.main(["topology", "--inventory", two_gpus, "--slice", "2GiB", "--format", form]) == 0
     out, _ = capsys.readouterr()
     assert "2 × 12 slices" in out
     if form == "svg":
@@ -101,5 +101,5 @@ def test_the_command(form, two_gpus, capsys):
 
 
 def test_a_missing_inventory_is_one_line(capsys):
-    assert cli.main(["topology", "--inventory", "/nowhere/x.yaml"]) != 0
+    assert frame.main(["topology", "--inventory", "/nowhere/x.yaml"]) != 0
     assert capsys.readouterr().err.count("\n") == 1

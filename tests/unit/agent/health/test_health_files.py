@@ -87,7 +87,7 @@ def test_commands_at_the_same_time_all_count(tmp_path):
     write_report(
         tmp_path, Report("", tuple(GpuRecord(uuid(n), n, "L4", 24, True, False) for n in range(4)), {})
     )
-    run = [sys.executable, "-m", "agent", "cordon", "--state-dir", str(tmp_path)]
+    run = [sys.executable, "-m", "gigaslice_cli", "cordon", "--state-dir", str(tmp_path)]
     started = [subprocess.Popen([*run, str(n)], cwd=ROOT, stdout=subprocess.DEVNULL) for n in range(4)]
     assert [one.wait(60) for one in started] == [0] * 4
     assert set(read_cordons(tmp_path)) == {uuid(n) for n in range(4)}

@@ -7,7 +7,7 @@ import os
 import pytest
 
 import vcuda
-from agent.commands import status
+from agent.commands import status_rows
 from agent.deviceplugin.records import CODEC
 from agent.health import health_files as health
 from agent.persistence.store import Store
@@ -71,7 +71,7 @@ def state(short_dir):
 def go_on(store, one):
     """What an agent and the commands beside it do with a state directory."""
     try:
-        status.collect(store.state_dir)
+        status_rows.collect(store.state_dir)
     except GigasliceError as error:
         assert "\n" not in str(error)
     again = Store(store.state_dir, store.state_dir.parent / "libvcuda.so", codec=CODEC)
@@ -145,6 +145,6 @@ def test_a_directory_that_goes_while_it_is_read_is_no_damage(state, monkeypatch)
         return real(path, *more, **how)
 
     monkeypatch.setattr(vcuda, "read_ledger", ends)
-    assert status.collect(store.state_dir) == ()
+    assert status_rows.collect(store.state_dir) == ()
     assert again.reading(one.id).problem and not again.reading(one.id).alive
     again.close()

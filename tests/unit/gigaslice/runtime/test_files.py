@@ -5,13 +5,13 @@ import os
 
 import pytest
 
-from agent.cli import main
 from agent.deviceplugin.records import CODEC
 from agent.health.health_files import Report, change_cordons, read_report, write_report
 from agent.persistence.store import Store
 from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.errors import GigasliceError, StorageError
 from gigaslice.runtime.files import is_directory, open_file, read_file, remedy, replace_file
+from gigaslice_cli.frame import main
 
 INVENTORY = "gpus:\n  - uuid: GPU-00000000-0000-4000-8000-000000000001\n    model: L4\n    memory: 8GiB\n"
 
@@ -145,7 +145,7 @@ def test_an_error_of_the_machine_is_no_internal_error(monkeypatch, capsys):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device", "/state/x")
 
-    monkeypatch.setattr("agent.commands.status.collect", full)
+    monkeypatch.setattr("agent.commands.status_rows.collect", full)
     assert main(["status"]) == 1
     *_, line = capsys.readouterr().err.splitlines()
     assert line == "gigaslice: /state/x: No space left on device; make room on that file system"

@@ -112,7 +112,7 @@ def test_whoever_ends_by_himself_is_not_waited_for():
 
 HANGS = """
 import sys, threading
-from agent.cli import main
+from gigaslice_cli.frame import main
 from agent.inventory.static import StaticSource
 from agent.roles import node
 node.LEAVE_SECONDS = 0.5

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import make_parser
 from gigaslice.runtime.command_line import extras
+from gigaslice_cli.frame import make_parser
 from tests.unit.docs.tables import subcommands
 
 ROOT = Path(__file__).resolve().parents[5]
@@ -20,7 +20,7 @@ SCRIPT = """
 import contextlib, io, json, sys
 blocked, calls = json.loads(sys.argv[1])
 sys.modules |= dict.fromkeys(blocked)  # as if it were not installed
-from agent.cli import main
+from gigaslice_cli.frame import main
 answers = []
 for call in calls:
     out, err = io.StringIO(), io.StringIO()

@@ -6,13 +6,13 @@ import subprocess
 
 import pytest
 
-import agent.cli
 import vcuda.cli
 from gigaslice.runtime.command_line import manual
+from gigaslice_cli import frame
 from vcuda.version import VERSION
 
-COMMANDS = {"gigaslice": agent.cli, "vcuda": vcuda.cli}
-PARSERS = {"gigaslice": agent.cli.make_parser, "vcuda": vcuda.cli.make_parser}
+COMMANDS = {"gigaslice": frame, "vcuda": vcuda.cli}
+PARSERS = {"gigaslice": frame.make_parser, "vcuda": vcuda.cli.make_parser}
 MACROS = {".TH", ".SH", ".SS", ".TP", ".B", ".PP"}
 
 

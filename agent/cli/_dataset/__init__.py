@@ -1,1 +1,0 @@
-"""The subcommands of `gigaslice dataset`, one module each; see agent/cli/dataset.py."""

@@ -1,0 +1,182 @@
+"""Which container holds what on this node, and how its GPUs are: read from the state directory alone.
+
+Changes nothing and takes no lock. Which processes live is asked of the kernel, so PIDs are those of the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agent.deviceplugin.records import CODEC
+from agent.health.health_files import GpuRecord, read_report
+from agent.ledgers.usage import Reading
+from agent.limits.driver_limit_report import DriverLimitReport
+from agent.limits.driver_limit_report import read_report as read_driver_limits
+from agent.persistence.store import read_only
+from gigaslice.core import units
+from gigaslice.core.allocation.consumer import common_names
+from gigaslice.core.allocation.table import Allocation, Hold
+from gigaslice.core.errors import StateError
+from gigaslice.core.text import plain
+from gigaslice.runtime import table
+from gigaslice.runtime.table import Column
+
+__all__ = [
+    "StatusRow",
+    "as_json",
+    "as_table",
+    "collect",
+    "driver_limits",
+    "driver_limits_text",
+    "gpus",
+    "gpus_table",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRow:
+    """One container on one GPU; sizes are bytes. state: "running", "idle", "waiting", "ended",
+    "unreadable", or "whole": the GPU is given out as such (slices: 1), and what runs on it is not counted.
+    """
+
+    allocation: str
+    namespace: str | None
+    pod: str | None
+    container: str | None
+    state: str
+    gpu: str
+    slices: int
+    limit_bytes: int
+    used_bytes: int
+    undeclared_bytes: int
+    peak_bytes: int
+    pids: tuple[int, ...]
+
+
+def collect(state_dir: Path) -> tuple[StatusRow, ...]:
+    """One row per container and GPU, in order of allocation. Raises StorageError or CheckpointError."""
+    slices: dict[str, int] = {}
+    with contextlib.suppress(StateError):  # `gpus` raises it for its caller
+        slices = {gpu.uuid: gpu.slices for gpu in gpus(state_dir)}
+    allocations, readings = read_only(state_dir, CODEC, slices)
+    return tuple(
+        _row(allocation, hold, readings[allocation.id])
+        for allocation in allocations.allocations
+        for hold in allocation.holds
+    )
+
+
+def gpus(state_dir: Path) -> tuple[GpuRecord, ...]:
+    """The GPUs as the agent has last seen them; none before it did. Raises StateError."""
+    report = read_report(state_dir)
+    return report.gpus if report else ()
+
+
+def as_json(
+    rows: tuple[StatusRow, ...],
+    gpus: tuple[GpuRecord, ...] = (),
+    driver_limits: DriverLimitReport | None = None,
+) -> dict[str, object]:
+    """Rows, GPUs and the driver's limits for programs."""
+    return {
+        "version": 1,
+        "allocations": [asdict(row) for row in rows],
+        "gpus": [asdict(gpu) for gpu in gpus],
+        "driverLimits": None if driver_limits is None else asdict(driver_limits),
+    }
+
+
+def gpus_table(gpus: tuple[GpuRecord, ...]) -> str:
+    """The GPUs for people."""
+    rows = []
+    for gpu in gpus:
+        state = "healthy" if gpu.healthy else "cordoned" if gpu.cordoned else "unhealthy"
+        rows.append((str(gpu.index), gpu.uuid, str(gpu.slices), state, gpu.detail or "-"))
+    return _table(("GPU", "UUID", "SLICES", "STATE", "WHY"), rows)
+
+
+def driver_limits(state_dir: Path) -> DriverLimitReport | None:
+    """The driver's own limits as the agent has last seen them; None before it did. Raises StateError."""
+    return read_driver_limits(state_dir)
+
+
+def driver_limits_text(report: DriverLimitReport) -> str:
+    """The driver's own limits for people: what keeps them, and which are not as they are to be."""
+    if report.backend == "none":
+        return (
+            f"driver limits: none ({plain(report.reason)})" if report.mode != "off" else "driver limits: off"
+        )
+    lines = [f"driver limits: {report.backend}, for {report.pods} pods"]
+    lines += [
+        f"the limits on {gpu} exceed its memory by {units.format_bytes(count)}"
+        for gpu, count in report.excess.items()
+    ]
+    rows = [
+        (
+            wall.pod,
+            wall.gpu,
+            units.format_bytes(wall.wanted),
+            "-" if wall.hard is None else units.format_bytes(wall.hard),
+            "-" if wall.used is None else units.format_bytes(wall.used),
+            wall.problem or "follows what is in use",
+        )
+        for wall in report.walls
+    ]
+    if rows:
+        lines.append(_table(("POD", "GPU", "TO BE", "IS", "USED", "WHY"), rows))
+    return "\n".join(lines)
+
+
+def as_table(rows: tuple[StatusRow, ...]) -> str:
+    """The rows for people."""
+    if not rows:
+        return "no container holds a GPU slice"
+    head = ("CONTAINER", "STATE", "GPU", "LIMIT", "USED", "PEAK", "PIDS")
+    return _table(head, [_cells(row) for row in rows])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Names of pods come from an API server, and those of GPUs from a driver: they act on no terminal."""
+    return table.as_table([Column(title) for title in head], [[plain(cell) for cell in row] for row in rows])
+
+
+def _cells(row: StatusRow) -> tuple[str, ...]:
+    name = f"{row.namespace}/{row.pod}/{row.container}" if row.pod else f"allocation {row.allocation[:8]}"
+    pids = ",".join(str(pid) for pid in row.pids) or "-"
+    used = row.used_bytes + row.undeclared_bytes
+    sizes = (units.format_bytes(size) for size in (row.limit_bytes, used, row.peak_bytes))
+    return (name, row.state, row.gpu, *sizes, pids)
+
+
+def _row(allocation: Allocation, hold: Hold, reading: Reading) -> StatusRow:
+    namespace, pod, container = common_names(allocation.consumers)
+    pids = tuple(process.pid for process in reading.processes if process.pid and process.used.get(hold.gpu))
+    return StatusRow(
+        allocation=allocation.id,
+        namespace=namespace or None,
+        pod=pod or None,
+        container=container or None,
+        state=_state(allocation, reading),
+        gpu=hold.gpu,
+        slices=hold.kept_bytes // hold.slice_bytes,
+        limit_bytes=reading.limits.get(hold.gpu, allocation.quota()[hold.gpu]),
+        used_bytes=reading.used.get(hold.gpu, 0),
+        undeclared_bytes=reading.undeclared.get(hold.gpu, 0),  # of processes without the library too
+        peak_bytes=reading.peak.get(hold.gpu, 0),
+        pids=pids or reading.pids,
+    )
+
+
+def _state(allocation: Allocation, reading: Reading) -> str:
+    if reading.problem:
+        return "unreadable"
+    if allocation.ended:
+        return "ended"
+    if allocation.waiting:
+        return "waiting"
+    if allocation.whole:
+        return "whole"
+    return "running" if reading.alive else "idle"

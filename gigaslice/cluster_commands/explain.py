@@ -1,0 +1,67 @@
+"""`gigaslice explain`: says why a pod has no GPUs, and what would help."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from gigaslice.cluster_commands.target_flags import add_target, cluster_target, tell_notes
+from gigaslice.core.errors import ConfigError
+from gigaslice.core.model import AnnotationRights, annotation_rights
+from gigaslice.runtime import settings
+from gigaslice.runtime.command_line.command import FAILED, OK, report
+
+if TYPE_CHECKING:
+    from gigaslice.cluster_commands.cluster import ClusterContent
+    from gigaslice.core.model import Pod
+    from gigaslice.kubeapi.client import KubeClient
+
+HELP = "say why a pod waits for GPUs, or which it has"
+DESCRIPTION = "gigaslice explain pod NAME: node by node and GPU by GPU, and what would help."
+_RIGHTS = "GIGASLICE_ANNOTATION_RIGHTS"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds which pod, and which cluster."""
+    parser.add_argument("kind", choices=("pod",), metavar="pod", help="what is explained")
+    parser.add_argument("name", metavar="NAME", help="the pod's name")
+    parser.add_argument("--namespace", "-n", metavar="NS", default="", help="default: the context's")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="text (default) or JSON")
+    parser.add_argument(
+        "--annotation-rights",
+        choices=[rights.value for rights in AnnotationRights],
+        help=f"which annotations count; default: ${_RIGHTS}, then as most agents are set",
+    )
+    add_target(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the explanation; fails where there is no such pod."""
+    where = cluster_target(arguments)
+    from gigaslice.cluster_commands import cluster
+    from gigaslice.core.cluster.moves import freeing_plans
+    from gigaslice.core.views.explain import explain
+    from gigaslice.core.views.move_lines import move_lines
+
+    namespace = arguments.namespace or where.namespace
+    rights_text = arguments.annotation_rights or settings.environment().get(_RIGHTS)
+    try:
+        rights = annotation_rights(rights_text) if rights_text else None
+    except ValueError as error:
+        raise ConfigError([f'environment {_RIGHTS} "{rights_text}": {error}']) from None
+
+    async def read(client: KubeClient) -> tuple[Pod | None, ClusterContent, str]:
+        content = await cluster.read_cluster(client, rights)
+        pod = await cluster.read_pod(client, namespace, arguments.name)
+        missing = "" if pod else await cluster.no_such_pod(client, content, namespace, arguments.name)
+        return pod, content, missing
+
+    pod, content, missing = cluster.with_client(where, read)
+    tell_notes(content)
+    if pod is None:
+        return report(FAILED, missing)
+    plans = [] if pod.node else freeing_plans(content.state, content.pods, most=1, tries=10)
+    explanation = explain(content.state, pod, move_lines(content.state, plans, content.pods))
+    print(json.dumps(explanation.as_json(), indent=2) if arguments.format == "json" else explanation.text())
+    return OK

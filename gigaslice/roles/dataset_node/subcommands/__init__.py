@@ -1,0 +1,1 @@
+"""The subcommands of `gigaslice dataset`, one module each; see gigaslice/roles/dataset_node/command.py."""

@@ -1,0 +1,29 @@
+"""`gigaslice dataset ps`: the datasets of this node, and the pods that wait for some."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from gigaslice.runtime.command_line.command import OK
+
+HELP = "the datasets of this node: where they are from, how large, who uses them, how far they are"
+DESCRIPTION = "Asks the dataset service of this node, on the socket in its state directory."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the directory and the form."""
+    parser.add_argument(
+        "--state-dir", metavar="DIR", default="/var/lib/gigaslice-dataset", help="of the service"
+    )
+    parser.add_argument("--json", action="store_true", help="everything there is, for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints what the service says."""
+    from gigaslice.roles.dataset_node.subcommands import service_requests
+
+    listing = service_requests.listed(Path(arguments.state_dir))
+    print(json.dumps(listing, indent=2) if arguments.json else service_requests.as_lines(listing))
+    return OK

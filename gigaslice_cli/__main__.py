@@ -1,0 +1,7 @@
+"""`python -m gigaslice_cli` is `gigaslice`."""
+
+import sys
+
+from gigaslice_cli.entry import main
+
+sys.exit(main())

@@ -1,0 +1,118 @@
+"""The frame of `gigaslice`: reads the arguments, runs a command, and turns every error into lines and an exit code.
+
+0: done. 1: what was asked failed. 2: a mistake in flags, environment or files, one line each. 3: the machine lacks
+something, such as a driver or a permission. Only the frame and the commands print to the user and decide exit codes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import vcuda
+from gigaslice.core.errors import ConfigError, GigasliceError, MissingError, MistakesError
+from gigaslice.runtime.command_line.command import (
+    FAILED,
+    MISSING,
+    MISTAKE,
+    Command,
+    CommandFrame,
+    add_commands,
+    did_you_mean,
+    loads_settings,
+    report,
+)
+from gigaslice.runtime.files import remedy
+from gigaslice_cli.commands import COMMANDS
+
+__all__ = ["main", "make_parser"]
+
+_EXIT_STATUS = (
+    "0: done. 1: what was asked failed. 2: a mistake in flags, environment or files, one line each. 3: the machine "
+    "lacks something, such as a driver or a permission."
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of exiting, so that a mistake is one line and is reported with the others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError([f"{message}; {self.prog} --help shows what is possible"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command ARGV (without the program's name; sys.argv if None) and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except MistakesError as error:
+        return report(MISTAKE, *error.mistakes)
+    except MissingError as error:
+        return report(MISSING, str(error))
+    except GigasliceError as error:
+        return report(FAILED, str(error))
+    except vcuda.VcudaError as error:
+        return report(error.exit_code, str(error))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return FAILED
+    except OSError as error:  # of the machine, not of this program
+        _log(error, "console" if "debug" in arguments else "")
+        name = f"{error.filename}: " if error.filename else ""
+        return report(FAILED, f"{name}{error.strerror or error}; {remedy(error)}")
+    except ModuleNotFoundError as error:
+        from gigaslice.runtime.command_line import extras
+
+        lacking = extras.remedy(error.name)
+        return report(MISSING, lacking) if lacking else _internal(error)
+    except Exception as error:  # noqa: BLE001  (the outermost border: a user gets a line, a developer the stack)
+        return _internal(error)
+
+
+def make_parser(command: str = "") -> argparse.ArgumentParser:
+    """The parser of COMMAND alone, which imports no other; of all commands where none has that name."""
+    parser = _Parser(prog="gigaslice", description="Shares NVIDIA GPUs between containers by the gigabyte.")
+    parser.add_argument(
+        "--version", action="version", version=f"gigaslice {vcuda.__version__}", help="show the version"
+    )
+    add_commands(parser, COMMANDS, only=command, required=True)
+    return parser
+
+
+def _dispatch(arguments: list[str]) -> int:
+    parsed, unknown = make_parser(arguments[0] if arguments else "").parse_known_args(arguments)
+    parsed.frame = CommandFrame(vcuda.__version__, _EXIT_STATUS, make_parser)
+    parsed.mistakes = tuple(_unknown(argument, parsed.flags) for argument in unknown)
+    if parsed.mistakes and not loads_settings(parsed.module):
+        raise ConfigError(parsed.mistakes)
+    command: Command = parsed.module
+    return command.run(parsed)
+
+
+def _unknown(argument: str, flags: Sequence[str]) -> str:
+    name = argument.partition("=")[0]
+    hint = did_you_mean(name, flags) or "gigaslice --help shows what is possible"
+    return f"unknown argument {argument!r}; {hint}"
+
+
+def _internal(error: Exception) -> int:
+    _log(error, "console")
+    detail = " ".join(str(error).split())
+    return report(
+        FAILED, f"internal error: {type(error).__name__}: {detail}; please report it with the lines above"
+    )
+
+
+def _log(error: Exception, style: str) -> None:
+    """Logs ERROR with its stack: as the role has set up its log, else in STYLE, if any."""
+    from gigaslice.runtime import logs
+    from gigaslice.runtime.structlog_lean import structlog
+
+    if not structlog.is_configured():
+        if not style:
+            return
+        logs.set_up("error", style)
+    logs.internal_error(error)

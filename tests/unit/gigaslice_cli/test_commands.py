@@ -1,0 +1,135 @@
+"""What a user sees: lines and exit codes, never a stack."""
+
+import pytest
+import structlog
+
+import vcuda
+from agent import config
+from gigaslice_cli import frame
+from tests.fakes.nodes import uuid
+
+INVENTORY = f"gpus:\n  - {{uuid: {uuid(0)}, model: NVIDIA L4, memory: 24GiB}}\n"
+
+
+@pytest.fixture
+def run(capsys):
+    def _run(*arguments):
+        code = frame.main(list(arguments))
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err.splitlines()
+
+    return _run
+
+
+@pytest.fixture
+def inventory_file(tmp_path):
+    path = tmp_path / "inventory.yaml"
+    path.write_text(INVENTORY)
+    return str(path)
+
+
+def test_version(run):
+    assert run("version") == (0, f"gigaslice {vcuda.__version__}\n", [])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("nod",), ("node", "--slice"), ("status", "--foo"), ("version", "x"), ("node", "--sl=1GiB")],
+)
+def test_a_command_line_that_makes_no_sense_is_one_line(run, arguments):
+    code, _, lines = run(*arguments)
+    assert code == 2
+    assert len(lines) == 1
+    assert lines[0].startswith("gigaslice: ")
+
+
+def test_every_mistake_has_its_line(run):
+    code, _, lines = run(
+        "node", "--slice", "8 apples", "--statedir", "/x", "--log-level=loud", "--poll-interval", "never"
+    )
+    assert code == 2
+    assert len(lines) == 5
+    assert any("did you mean --state-dir?" in line for line in lines)
+
+
+def test_a_flag_cannot_be_shortened_by_chance(run):
+    code, _, lines = run("node", "--pol", "1s")
+    assert code == 2
+    assert "--pol" in lines[0]
+
+
+def test_mistakes_of_an_inventory(run, tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text("gpus:\n  - {uuid: x, model: y, memory: z}\nspeed: 1\n")
+    code, _, lines = run("node", "--inventory", str(path), "--state-dir", str(tmp_path / "state"))
+    assert code == 2
+    assert len(lines) == 3
+    assert not (tmp_path / "state").exists()
+
+
+def test_no_driver_is_a_missing_environment(run, tmp_path, monkeypatch):
+    import pynvml
+
+    def refuse():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    code, _, lines = run("node", "--without-gpus", "exit", "--state-dir", str(tmp_path / "state"))
+    assert code == 3
+    assert len(lines) == 1
+    assert "--inventory FILE" in lines[0]
+
+
+@pytest.mark.parametrize("size", ["1KiB", "1", "64KiB"])
+def test_slices_too_small_for_the_kubelets_message(run, inventory_file, tmp_path, size):
+    code, _, lines = run(
+        "node", "--inventory", inventory_file, "--slice", size, "--state-dir", str(tmp_path / "state")
+    )
+    assert code == 2
+    (line,) = lines
+    assert "4 MiB" in line
+    enough = line.rpartition("--slice ")[2].split()[0]
+    assert vcuda.parse_size(enough) > vcuda.parse_size(size)
+
+
+def test_a_checkpoint_of_a_newer_agent(run, inventory_file, tmp_path, monkeypatch):
+    from agent.persistence import codec
+
+    library = tmp_path / "libvcuda.so"
+    library.write_bytes(b"\x7fELF")
+    monkeypatch.setattr(vcuda, "install_library", lambda directory, source=None: library)
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "checkpoint.json").write_bytes(codec.sealed(b"{}", version=99))
+    code, _, lines = run(
+        "node", "--inventory", inventory_file, "--state-dir", str(state), "--log-level", "error"
+    )
+    assert code == 1
+    assert "version 99" in lines[-1]
+
+
+@pytest.mark.parametrize("command", ["node", "status"])
+def test_a_fault_of_ours_is_a_line_with_its_stack_above(capsys, monkeypatch, command):
+    def broken(*arguments, **keywords):
+        raise RuntimeError("a bug\nin two lines")
+
+    structlog.reset_defaults()
+    monkeypatch.setattr(frame, "_dispatch", broken)
+    assert frame.main([command]) == 1
+    out, err = capsys.readouterr()
+    *stack, line = err.splitlines()
+    assert (
+        line
+        == "gigaslice: internal error: RuntimeError: a bug in two lines; please report it with the lines above"
+    )
+    assert "internal error" in stack[0] and "in broken" in err and out == ""
+    structlog.reset_defaults()
+
+
+def test_help_lists_every_flag(capsys):
+    with pytest.raises(SystemExit) as ended:
+        frame.main(["node", "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"--{field.flag}" in text for field in config.SETTINGS)
