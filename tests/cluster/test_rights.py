@@ -21,6 +21,7 @@ import pytest
 from agent.apiserver.node_client import node_client
 from agent.apiserver.node_trial import UnboundedError, check_bounds
 from gigaslice.core.model.annotations import ANNOTATIONS
+from gigaslice.core.model.environment import MEMORY_VARIABLES, MOST_VARIABLES, environment_mistakes
 from gigaslice.core.model.options import PREFIX
 from gigaslice.kubeapi.access import Access
 from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, until
@@ -157,6 +158,59 @@ def test_a_containers_own_annotation_is_not_taken_away_from_above_the_pods(plane
     finally:
         api.patch(namespace, {"metadata": {"labels": {label: "true"}}})
     until(lambda: not refused(api, "trusted", "gigaslice.io/exclusive", "true"))
+
+
+# --- limits of the driver ---------------------------------------------------------------------------------------------
+
+
+def asking(*variables: str) -> Document:
+    """A pod with a slice, and variables in its container's environment."""
+    document = pod({})
+    limits = {"gigaslice.io/vgpu-memory": "1"}
+    environment = [{"name": variable, "value": "1"} for variable in variables]
+    document["spec"]["containers"][0] |= {"resources": {"limits": limits}, "env": environment}
+    return document
+
+
+@pytest.mark.parametrize("variable", MEMORY_VARIABLES)
+def test_no_pod_of_ours_sets_limits_of_the_driver(plane, variable):
+    """Not at its creation, in no kind of container, and not by an ephemeral one later."""
+    api = plane.admin
+    (sentence,) = environment_mistakes([MEMORY_VARIABLES], "gigaslice.io/vgpu-memory")
+    init = asking()
+    init["spec"]["initContainers"] = [{"name": "i0", "image": "x", "env": [{"name": variable, "value": "1"}]}]
+    for document in (asking("PATH", variable), init):
+        with pytest.raises(Refused) as refusal:
+            api.post(pods("trusted"), document)
+        assert refusal.value.message.endswith(sentence)
+    others = asking(variable)
+    others["spec"]["containers"][0]["resources"] = {}
+    api.post(pods("team"), others)
+    name = api.post(pods("team"), asking("PATH"))["metadata"]["name"]
+    path, strategic = pods("team", name, "ephemeralcontainers"), "application/strategic-merge-patch+json"
+
+    def debug(container: str, variable: str) -> Document:
+        environment = [{"name": variable, "value": "1"}]
+        fields = {"name": container, "image": "x", "terminationMessagePolicy": "File", "env": environment}
+        return {"spec": {"ephemeralContainers": [fields]}}
+
+    api.patch(path, debug("a", "PATH"), strategic)
+    with pytest.raises(Refused, match=variable):
+        api.patch(path, debug("b", variable), strategic)
+    api.patch(path, debug("c", "HOME"), strategic)
+
+
+def test_long_environments_are_looked_through_or_refused(plane):
+    """An expression that costs too much is an error. Of 30,000 variables of one container it took 9 seconds."""
+    api = plane.admin
+    document = asking()
+    document["spec"]["containers"] += [
+        {"name": f"m{number}", "image": "x", "env": [{"name": f"v{n}"} for n in range(MOST_VARIABLES)]}
+        for number in range(10)
+    ]
+    api.post(pods("team"), document)
+    with pytest.raises(Refused, match=f"at most {MOST_VARIABLES} variables"):
+        api.post(pods("team"), asking(*(f"v{number}" for number in range(20_000))))
 
 
 # --- for whom ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ that nothing behind this has to look.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from gigaslice.core.kube.pod_fields import (
     containers_in,
     count_of,
     object_in,
+    objects_in,
     text_in,
 )
 from gigaslice.core.model.pod import ContainerKind, Pod, PodContainer
@@ -67,10 +68,12 @@ class AdmissionPod:
         pod: The value that the scheduler decides by, under stand-in names where the pod has none yet. Of what the
             containers ask for it has the counts of ours that can be read.
         asking: The containers that ask for something of ours, in the order of admission.
+        environments: Of every container, ephemeral ones too, the names of the variables under env.
     """
 
     pod: Pod
     asking: tuple[ContainerRequest, ...]
+    environments: tuple[tuple[str, ...], ...] = ()
 
     @property
     def container_names(self) -> frozenset[str]:
@@ -101,7 +104,18 @@ def read_admission_pod(document: object) -> AdmissionPod:
             scheduler=text_in(spec, "schedulerName", "spec."),
         ),
         asking=tuple(container for container in containers if container.counts),
+        environments=tuple(_environments(spec)),
     )
+
+
+def _environments(spec: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for list_name in ("initContainers", "containers", "ephemeralContainers"):
+        for position, container in enumerate(objects_in(spec, list_name, "spec.")):
+            parent = f"spec.{list_name}[{position}]."
+            yield tuple(
+                text_in(variable, "name", f"{parent}env[{number}].")
+                for number, variable in enumerate(objects_in(container, "env", parent))
+            )
 
 
 def _annotations(metadata: Mapping[str, Any]) -> dict[str, str]:

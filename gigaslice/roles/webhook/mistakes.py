@@ -20,6 +20,7 @@ from gigaslice.core.model import (
     annotations_by_container,
     parse_options,
 )
+from gigaslice.core.model.environment import environment_mistakes
 from gigaslice.core.model.options import PREFIX
 from gigaslice.core.text import plain
 from gigaslice.core.units import parse_bytes
@@ -65,6 +66,7 @@ def findings(admission: AdmissionPod, facts: AdmissionFacts, completed: bool) ->
         return findings
     if ASSIGNMENT in admission.pod.annotations:
         findings.mistakes.append(f"{ASSIGNMENT} is written by the scheduler; leave it out")
+    _environment(admission, facts, findings)
     for container in admission.asking:
         if findings.enough:
             break
@@ -78,6 +80,13 @@ def findings(admission: AdmissionPod, facts: AdmissionFacts, completed: bool) ->
     if not findings.mistakes:
         _size(admission, facts, findings)
     return findings
+
+
+def _environment(admission: AdmissionPod, facts: AdmissionFacts, findings: Findings) -> None:
+    """Limits of the driver that the pod would set itself, where it asks for GPUs."""
+    names = {name for container in admission.asking for name in container.counts}
+    if any(name.startswith(CLASS_PREFIX) or facts.counts_gpus(name) for name in names):
+        findings.mistakes += environment_mistakes(admission.environments, facts.units.memory_resource)
 
 
 def _names(container: ContainerRequest, facts: AdmissionFacts, findings: Findings) -> None:

@@ -341,11 +341,11 @@ def test_a_namespace_with_the_label_has_its_gpus_counted_by_classes():
     )
 
 
-def test_the_plain_manifest_has_both_policies_and_denies():
+def test_the_plain_manifest_has_all_policies_and_denies():
     found = documents_of((ROOT / "deploy" / "pod-policy.yaml").read_text())
     assert [(one["kind"], one["metadata"]["name"]) for one in found] == [
         (kind, f"gigaslice-{name}")
-        for name in ("assignments", "rights")
+        for name in ("assignments", "environment", "rights")
         for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
     ]
     assert {tuple(one["spec"]["validationActions"]) for one in found[1::2]} == {("Deny",)}
