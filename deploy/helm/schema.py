@@ -128,6 +128,7 @@ PARSERS: dict[Callable[[str], object], Schema] = {
     values.seconds: numeric(text(TIME), "number", 0.1, 86400),
     values.weight: numeric(text(r"0?[0-9]{1,2}(\.[0-9]{1,3})?|100(\.0{1,3})?"), "number", 0, 100),
     config._inventory: text(".+"),
+    config._namespaces: text(f"( *{NAMESPACE} *(, *{NAMESPACE} *)*)?", off=True),
     config._labels: text(f"( *{LABEL_PAIR} *(, *{LABEL_PAIR} *)*)?"),
     config._lending: size(f"( *({GPU}=)?{SIZE} *(, *({GPU}=)?{SIZE} *)*)?", off=True),
     config._types: text(f"auto|{TYPE_PAIR} *(,{TYPE_PAIR} *)*", off=True),
@@ -148,6 +149,14 @@ PARSERS: dict[Callable[[str], object], Schema] = {
 """What a parser takes. A number or a plain on or off of YAML is the text that the chart makes of it."""
 
 
+def words(*options: str) -> Schema:
+    """One of OPTIONS. Where off is one of them it is taken in all its spellings, and as false."""
+    if "off" not in options:
+        return {"enum": list(options) + [True] * ("on" in options)}
+    form = text("|".join(option for option in options if option != "off"), off=True)
+    return {key: part for key, part in form.items() if key != "not" or "on" not in options}
+
+
 def closed(properties: dict[str, Schema]) -> Schema:
     """An object that has no others than PROPERTIES."""
     return {"type": "object", "additionalProperties": False, "properties": properties}
@@ -160,8 +169,7 @@ def taken(setting: Setting) -> Schema:
         KeyError: Nothing is said of its parser; PARSERS needs a line.
     """
     if isinstance(setting.parse, values.WordChoice):
-        options = list(setting.parse.options)
-        return {"enum": options + [False] * ("off" in options) + [True] * ("on" in options)}
+        return words(*setting.parse.options)
     if setting.parse is values.address and not setting.metavar.endswith("|off"):
         return text(ADDRESS)
     return PARSERS[setting.parse]
@@ -210,6 +218,9 @@ VALUES: dict[str, Schema] = {
     "networkPolicy.from": OBJECTS,
     "serviceAccount.annotations": TEXTS,
     "rbac.evict": {"enum": ["auto", True, False]},
+    "driverLimits.mode": words("auto", "required", "off"),
+    "driverLimits.margin": size(f"({SIZE})?"),
+    "driverLimits.exempt": {"type": "array", "items": {"type": "string", "pattern": f"^{NAMESPACE}$"}},
     "dataset.stateDir": PATH,
     "scheduler.mode": {"enum": ["second", "extender", "none"]},
     "scheduler.name": {"type": "string", "pattern": f"^({OBJECT})?$"},

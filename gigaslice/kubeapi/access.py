@@ -117,7 +117,11 @@ def find_access(
     if not service:
         return None, "not in a cluster, and no --kubeconfig"
     if not (account / "token").exists():
-        return None, f"{account}/token does not exist; the pod needs automountServiceAccountToken: true"
+        return (
+            None,
+            f"{account}/token does not exist; give the container its pod's token: a projected volume there, or "
+            "automountServiceAccountToken: true",
+        )
     host, _, port = service.rpartition(":")
     access = Access(
         host=host.strip("[]"),

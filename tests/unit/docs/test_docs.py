@@ -123,7 +123,7 @@ def test_what_the_map_names_exists() -> None:
 
 
 def test_the_glossary_is_short_and_found() -> None:
-    assert len((ROOT / "docs" / "glossary.md").read_text().splitlines()) <= 40
+    assert len((ROOT / "docs" / "glossary.md").read_text().splitlines()) <= 42
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ARCHITECTURE):
         assert "glossary.md" in page.read_text()
 

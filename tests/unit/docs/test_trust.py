@@ -16,6 +16,7 @@ README = (ROOT / "README.md").read_text()
 FIRST_SCREEN = "".join(README.splitlines(keepends=True)[:20])
 PARTS = {
     "node": "node agent",
+    "node/driver-limits": "limits helper",
     "dataset": "dataset service",
     "scheduler": "scheduler",
     "controller": "controller",
@@ -50,19 +51,27 @@ def test_what_is_there_is_not_said_to_be_missing() -> None:
 
 
 def workloads() -> dict[str, dict[str, Any]]:
-    """The pods of every role, by the component that it is."""
+    """The pods of every role, by the component that it is; a container with rights of its own is apart."""
     documents = listed(
         "--kube-version",
         "1.36.0",
         "--set",
-        "cluster.enabled=true,dataset.enabled=true",
+        "cluster.enabled=true,dataset.enabled=true,driverLimits.enabled=true",
         "--set",
         "settings.bindCpus=true",
     )
-    return {
+    pods = {
         one["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"]["template"]["spec"]
         for one in documents
         if one["kind"] in ("DaemonSet", "Deployment")
+    }
+    node = pods["node"]
+    agent, helper = node["containers"]
+    assert helper["name"] == "driver-limits"
+    return {
+        **pods,
+        "node": node | {"containers": [agent]},
+        "node/driver-limits": node | {"containers": [helper]},
     }
 
 
@@ -99,5 +108,6 @@ def test_who_controls_the_agent_is_said() -> None:
         "Who may write to the kubelet's device-plugin directory or to `/var/lib/gigaslice` controls the agent"
         in plain
     )
-    paths = {volume["hostPath"]["path"] for volume in workloads()["node"]["volumes"]}
+    volumes = workloads()["node"]["volumes"]
+    paths = {volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume}
     assert "/var/lib/kubelet/device-plugins" in paths and "/var/lib/gigaslice" in paths

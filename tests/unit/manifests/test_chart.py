@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from agent import config
+from gigaslice.kubeapi.access import SERVICE_ACCOUNT
 from tests.fakes.kubelet import FakeKubelet
 from vcuda.version import VERSION
 
@@ -161,8 +162,8 @@ serviceAccount: {create: true, name: other, annotations: {x: z}}
     assert spec["runtimeClassName"] == "nvidia" and "priorityClassName" not in spec
     assert spec["nodeSelector"] == {"gpu": "yes"} and spec["serviceAccountName"] == "other"
     assert documents["ServiceAccount"]["metadata"]["name"] == "other"
-    paths = {volume["hostPath"]["path"] for volume in spec["volumes"]}
-    assert {mount["mountPath"] for mount in container["volumeMounts"]} == paths
+    paths = {volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == paths | {str(SERVICE_ACCOUNT)}
     assert "/data/gigaslice" in paths and not [path for path in paths if path.startswith("/var/lib/")]
     selector = documents["DaemonSet"]["spec"]["selector"]["matchLabels"]
     assert selector.items() <= documents["DaemonSet"]["spec"]["template"]["metadata"]["labels"].items()
@@ -295,6 +296,8 @@ def test_metrics_are_off_however_yaml_reads_it(tmp_path, text):
     assert node(documents)["securityContext"]["capabilities"]["add"] == ["DAC_OVERRIDE"]
     assert not {"ClusterRole", "ClusterRoleBinding"} & set(documents), "nothing is asked of the API server"
     assert pod(documents)["automountServiceAccountToken"] is False
+    assert "service-account" not in {volume["name"] for volume in pod(documents)["volumes"]}
+    assert str(SERVICE_ACCOUNT) not in {mount["mountPath"] for mount in node(documents)["volumeMounts"]}
 
 
 @pytest.mark.parametrize("text", ["on", "On", "yes", "true", '"on"', '"true"', '"YES"'])

@@ -178,6 +178,7 @@ def test_a_default_and_a_variable_are_taken(path: str) -> None:
 
 def test_helm_takes_every_default_at_once(tmp_path: Path) -> None:
     elsewhere = {"stateDir", "ledgerDir", "kubeletDir", "podResources", "nodeName", "runDir", "kubeletRoot"}
+    elsewhere |= {"driverLimits", "driverLimitsMargin", "driverLimitsExempt", "driverLimitsSocket"}
     values: dict[str, Any] = {"cluster": {"enabled": True}, "dataset": {"enabled": True}}
     for where, role in schema.ROLES.items():
         below = values.setdefault(where.rstrip("."), {}) if where else values

@@ -73,7 +73,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- /* A setting's flag: stateDir is --state-dir. */ -}}
 {{- define "gigaslice.args" -}}
-{{- range $key, $instead := dict "stateDir" "stateDir" "ledgerDir" "nothing: it is /run/gigaslice" "kubeletDir" "kubeletDir" "podResources" "kubeletDir" "nodeName" "nothing: every node has a name of its own" -}}
+{{- range $key, $instead := dict "stateDir" "stateDir" "ledgerDir" "nothing: it is /run/gigaslice" "kubeletDir" "kubeletDir" "podResources" "kubeletDir" "nodeName" "nothing: every node has a name of its own" "driverLimits" "driverLimits.mode" "driverLimitsMargin" "driverLimits.margin" "driverLimitsExempt" "driverLimits.exempt" "driverLimitsSocket" "nothing: it is in /run/gigaslice/driver-limits" -}}
 {{- if hasKey $.Values.settings $key -}}
 {{- fail (printf "settings.%s: the chart mounts directories and names nodes itself; write %s" $key $instead) -}}
 {{- end -}}
@@ -98,6 +98,21 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 {{- if .Values.metricsToken }}
 - --metrics-token-file={{ include "gigaslice.tokenFile" . }}
+{{- end }}
+{{- with .Values.driverLimits }}
+{{- $mode := include "gigaslice.switch" .mode }}
+{{- if and (eq $mode "required") (not .enabled) }}
+{{- fail "driverLimits.mode required needs the container that sets them: write driverLimits.enabled: true" }}
+{{- end }}
+{{- if ne $mode "auto" }}
+- --driver-limits={{ $mode }}
+{{- end }}
+{{- with .margin }}
+- {{ printf "--driver-limits-margin=%s" (include "gigaslice.text" .) | quote }}
+{{- end }}
+{{- with .exempt }}
+- --driver-limits-exempt={{ join "," . }}
+{{- end }}
 {{- end }}
 {{- range .Values.extraArgs }}
 - {{ . | quote }}
