@@ -38,7 +38,7 @@ def test_the_page_has_every_command_and_flag_of_the_help(name, capsys):
     for flag in flags:
         assert rf"\fB{flag.replace('-', chr(92) + '-')}\fR" in page
     for word, _, _ in manual._commands(parser):
-        assert f".SS {word}\n" in page
+        assert f".SS {manual._roff(word)}\n" in page
     assert "%" not in re.sub(r"\d%(?!%)", "", page), "no format of argparse is left, other than numbers"
 
 
