@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+import secrets
 
 from gigaslice.core.limits.driver_limit_messages import WatchAnswer
 from gigaslice.roles.driver_limits.cgroup_tree import CgroupTree, PodCgroups
@@ -31,7 +31,9 @@ class PodWatch:
     def __init__(self, tree: CgroupTree, walk_seconds: float = _WALK_SECONDS) -> None:
         self._tree = tree
         self._walk_seconds = walk_seconds
-        self._sequence = time.time_ns() // 1_000_000  # later than all numbers of an earlier process
+        self._sequence = 1 + secrets.randbits(
+            48
+        )  # none of an earlier process: only whether two are the same counts
         self._pods: PodCgroups | None = None
         self._watches: dict[str, int] = {}
         self._changed = asyncio.Event()

@@ -174,7 +174,13 @@ def test_of_the_driver_it_is_given_nvml(node_pods):
 
 def test_both_containers_speak_over_the_same_socket_and_the_command_exists(node_pods):
     assert ROLE.socket == AGENT.driver_limits_socket
-    command = [sys.executable, "-m", "gigaslice_cli", *container(node_pods, "driver-limits")["args"], "--help"]
+    command = [
+        sys.executable,
+        "-m",
+        "gigaslice_cli",
+        *container(node_pods, "driver-limits")["args"],
+        "--help",
+    ]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 0 and "--cgroup-root" in answer.stdout, answer.stderr
 
