@@ -38,13 +38,11 @@ class DriverLimitsAwayError(ControlError):
 
 
 class DriverLimitClient:
-    """Asks on SOCKET. CONNECTED is called whenever a connection has been made. PAUSE: seconds between attempts."""
+    """Asks on SOCKET. PAUSE: seconds between two attempts to connect."""
 
-    def __init__(
-        self, socket: Path, connected: Callable[[], None] = lambda: None, *, pause: float = 1.0
-    ) -> None:
+    def __init__(self, socket: Path, *, pause: float = 1.0) -> None:
         self.socket = socket
-        self._connected = connected
+        self._connected: Callable[[], None] = lambda: None
 
         self._questions = LineConnection(socket, self._announce, most=MOST_ANSWER_BYTES, pause=pause)
         self._watches = LineConnection(socket, _nothing, most=MOST_ANSWER_BYTES, pause=pause)
@@ -54,8 +52,14 @@ class DriverLimitClient:
         """Whether a question can be asked."""
         return self._questions.connected
 
-    async def run(self) -> None:
-        """Keeps the connections until cancelled."""
+    @property
+    def expected(self) -> bool:
+        """Whether there is a socket: somebody listens there, or did."""
+        return self.socket.exists()
+
+    async def run(self, connected: Callable[[], None]) -> None:
+        """Keeps the connections until cancelled. CONNECTED is called whenever a question can be asked again."""
+        self._connected = connected
         await all_of(self._questions.run(), self._watches.run())
 
     async def support(self) -> SupportAnswer:

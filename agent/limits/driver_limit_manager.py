@@ -32,6 +32,7 @@ from gigaslice.core.units import format_bytes
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of
+from gigaslice.runtime.time_limit import set_within
 from gigaslice.runtime.wakeup import Alarm
 
 __all__ = ["DriverLimitManager", "DriverLimitTimes", "NoDriverLimits"]
@@ -122,23 +123,17 @@ class DriverLimitManager:
         """Whether the driver keeps limits now."""
         return self._limiter.connected and self._support is not None and self._support.backend != "none"
 
-    def news(self) -> None:
-        """Begins the next round at once."""
-        self._alarm.ring()
-
     async def run(self) -> None:
         """Works until cancelled."""
         self._store.watchers.append(self._alarm.ring)
         try:
-            await all_of(self._limiter.run(), self._work(), self._watch_cgroups())
+            await all_of(self._limiter.run(self._alarm.ring), self._work(), self._watch_cgroups())
         finally:
             self._store.watchers.remove(self._alarm.ring)
 
     async def settled(self, seconds: float) -> None:
         """Returns after the first round, or after SECONDS: what it finds decides whether devices are listed."""
-        waiting = asyncio.ensure_future(self._first_round.wait())
-        await asyncio.wait({waiting}, timeout=seconds)
-        waiting.cancel()
+        await set_within(self._first_round, seconds)
 
     async def blocker(self, allocation: Allocation) -> str | None:
         """Sets the limits of the pods of ALLOCATION, which is about to start. Returns why it may not start yet, None
@@ -206,7 +201,7 @@ class DriverLimitManager:
 
     async def _work(self) -> None:
         until = time.monotonic() + self._times.connect
-        while not self._limiter.connected and time.monotonic() < until:
+        while self._limiter.expected and not self._limiter.connected and time.monotonic() < until:
             await asyncio.sleep(_CONNECT_POLL)
         while True:
             await self.round()

@@ -38,8 +38,13 @@ class Limiter(Protocol):
         """Whether it can be asked."""
         ...
 
-    async def run(self) -> None:
-        """Keeps the connection until cancelled."""
+    @property
+    def expected(self) -> bool:
+        """Whether a connection can be expected soon."""
+        ...
+
+    async def run(self, connected: Callable[[], None]) -> None:
+        """Keeps the connection until cancelled. CONNECTED is called whenever there is one again."""
         ...
 
     async def support(self) -> SupportAnswer:

@@ -6,7 +6,7 @@ It keeps a limit below present use at the use, as the real one does, and says wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from agent.limits.driver_limit_client import DriverLimitsAwayError
 from gigaslice.core.limits.driver_limit_messages import (
@@ -25,7 +25,7 @@ class MemoryLimiter:
     """Attributes: requests: what was asked for. hard, used: by pod and GPU. absent: pods without a cgroup."""
 
     def __init__(self, totals: Mapping[str, int], backend: str = "dmem") -> None:
-        self.connected = True
+        self.connected = self.expected = True
         self.answer = SupportAnswer(
             backend, driver="615.10", gpus={gpu: GpuSupport(n) for gpu, n in totals.items()}
         )
@@ -39,7 +39,8 @@ class MemoryLimiter:
         self.sequence, self.uids = 1, ()
         self._changed = asyncio.Event()
 
-    async def run(self) -> None:
+    async def run(self, connected: Callable[[], None]) -> None:
+        connected()
         await asyncio.Event().wait()
 
     async def support(self) -> SupportAnswer:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.apiserver.consumer_pods import ConsumerPods
+from agent.limits.driver_limit_client import DriverLimitClient
 from agent.limits.driver_limit_manager import DriverLimitManager, DriverLimitTimes, NoDriverLimits
 from agent.limits.driver_limit_report import read_report
 from agent.limits.pod_users import PodUsers
@@ -18,6 +19,7 @@ from gigaslice.core.deviceplugin.origin import Owner
 from gigaslice.core.limits import live_limits
 from gigaslice.core.limits.driver_limit_messages import Leaf, SupportAnswer
 from gigaslice.core.model import Pod
+from gigaslice.runtime.time_limit import within
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.driver_limiter import MemoryLimiter
 from tests.fakes.nodes import GIB, allocation, inventory, uuid
@@ -320,3 +322,23 @@ def test_off_sets_nothing_and_says_so(store):
 
     assert asyncio.run(scene()) is None
     assert read_report(store.state_dir).mode == "off"
+
+
+def test_a_start_waits_for_nobody_where_nobody_listens(node):
+    node.manager._times = DriverLimitTimes(connect=60.0)
+    node.limiter.connected = node.limiter.expected = False
+
+    async def scene():
+        running = asyncio.ensure_future(node.manager.run())
+        try:
+            return await within(node.manager.blocker(node.first), 10)
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+
+    assert asyncio.run(scene()) is None
+
+
+def test_the_socket_of_nobody_is_not_expected_to_answer(tmp_path):
+    assert not DriverLimitClient(tmp_path / "limits.sock").expected
