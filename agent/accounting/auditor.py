@@ -42,7 +42,7 @@ _NOT_ATTACHED_SECONDS = 600.0  # since this agent first saw the allocation
 
 
 class Auditor:
-    """Audits the containers of STORE by POLICY. NOW: a monotonic clock."""
+    """Audits the containers of a node."""
 
     def __init__(
         self,
@@ -53,7 +53,19 @@ class Auditor:
         *,
         now: Callable[[], float] = time.monotonic,
         proc: Path = PROC,
+        driver_used: Callable[[Allocation, str], int | None] = lambda allocation, gpu: None,
     ) -> None:
+        """Initializes the auditor.
+
+        Args:
+            store: The allocation table.
+            cluster: The pods of this node.
+            policy: What evicts.
+            counters: Where evictions and totals are counted.
+            now: A monotonic clock.
+            proc: Where processes are looked up.
+            driver_used: Returns the bytes of a GPU that the driver counts for an allocation; None where it does not.
+        """
         self.survey = Survey({}, {}, ())
         self._store = store
         self._cluster = cluster
@@ -62,6 +74,7 @@ class Auditor:
         self._counters = counters
         self._now = now
         self._proc = proc
+        self._driver_used = driver_used
         self._histories: Histories = {}
         self._first_seen: dict[str, float] = {}
         self._not_attached: set[str] = set()
@@ -160,6 +173,10 @@ class Auditor:
             if undeclared := undeclared_overuse(allocations[key], reading, measured):
                 # Where the container has processes without the library too, `over` counts both already.
                 over[key] = {**undeclared, **over.get(key, {})}
+        over = {
+            key: self._as_driver_counts(allocations[key], sizes, readings.get(key))
+            for key, sizes in over.items()
+        }
         beyond = {
             key: sizes
             for key, reading in readings.items()
@@ -187,6 +204,21 @@ class Auditor:
                 self._report_beyond(allocation, offence, _amounts(beyond[key]))
         for offence in due(self._policy, self._histories, offences, now):
             self._evict(allocations[offence.allocation], offence)
+
+    def _as_driver_counts(
+        self, allocation: Allocation, over: Mapping[str, int], reading: Reading | None
+    ) -> dict[str, int]:
+        """Bytes OVER the limit by GPU, more where the driver counts more: NVML does not show every process.
+
+        What was taken before the driver's limit was set is not in its count, so the larger number is the true one.
+        """
+        sizes = dict(over)
+        for gpu, count in over.items():
+            used = self._driver_used(allocation, gpu)
+            limits = (reading.limits if reading is not None else None) or allocation.quota()
+            if used is not None and gpu in limits:
+                sizes[gpu] = max(count, used - limits[gpu])
+        return sizes
 
     def _report_bypass(self, bypass: LibraryBypass) -> None:
         text = bypass.text()

@@ -192,6 +192,17 @@ class DriverLimitManager:
         states = [self.states[uid] for uid in sorted(self._users.of(allocation)) if uid in self.states]
         return [state.gpus[gpu] for state in states if gpu in state.gpus]
 
+    def used_by(self, allocation: Allocation, gpu: str) -> int | None:
+        """Returns the bytes of a GPU that the driver counts for an allocation; None where its pod has another one."""
+        beside = any(
+            other.id != allocation.id
+            and gpu in other.quota()
+            and self._users.of(other) & self._users.of(allocation)
+            for other in self._store.table.allocations
+        )
+        states = self.states_of(allocation, gpu)
+        return states[0].used if len(states) == 1 and not beside else None
+
     def pod_states(self) -> Iterator[tuple[str, str, PodLimitState]]:
         """Yields namespace, name and state of each pod that uses an allocation, where its names are known."""
         for uid, refs in self._refs().items():
@@ -394,6 +405,10 @@ class NoDriverLimits:
         """Nothing."""
         del allocation, gpu
         return []
+
+    def used_by(self, allocation: Allocation, gpu: str) -> None:
+        """None: the driver counts nothing."""
+        del allocation, gpu
 
     def pod_states(self) -> Iterator[tuple[str, str, PodLimitState]]:
         """Yields nothing."""

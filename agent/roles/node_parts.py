@@ -126,7 +126,7 @@ def build(
         failures=store.watch_failures,
     )
     time_slices = TimeSliceManager(store, lambda: gpus.now)
-    auditor = Auditor(store, cluster, _overuse_policy(config), counters)
+    auditor = Auditor(store, cluster, _overuse_policy(config), counters, driver_used=driver_limits.used_by)
     memory_monitor = MemoryMonitor(store, source, config.measure_interval, auditor)
     metrics = MetricCollector(
         resource=config.resource,

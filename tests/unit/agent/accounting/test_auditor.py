@@ -139,6 +139,16 @@ def test_a_little_too_much_is_let_pass(tmp_path, above, evicted):
     assert ("evicted" in world.cluster.events[1][3]) == bool(evicted), "no threat that is not meant"
 
 
+@pytest.mark.parametrize(
+    ("used", "evicted"), [(None, []), (8 * GIB, []), (9 * GIB, []), (9 * GIB + 1, [POD])]
+)
+def test_what_the_driver_counts_for_a_pod_counts_where_it_is_more_than_nvml_shows(tmp_path, used, evicted):
+    world = World(tmp_path, "evict", grace=0, above=GIB)
+    world.auditor._driver_used = lambda allocation, gpu: used
+    world.rounds(10)
+    assert world.cluster.evicted == evicted
+
+
 def test_within_its_quota_no_pod_is_evicted(tmp_path):
     world = World(tmp_path, "evict", grace=0)
     world.rounds(10, 8 * GIB)

@@ -309,6 +309,20 @@ def test_pods_are_named_for_metrics_and_the_excess_is_told(node):
     assert node.manager.report.excess == {uuid(0): 3 * MARGIN}
 
 
+def test_what_the_driver_counts_is_one_allocations_where_its_pod_has_no_other_there(node):
+    node.limiter.used[A, uuid(0)] = 3 * GIB
+    node.round()
+    assert node.manager.used_by(node.first, uuid(0)) == 3 * GIB
+    beside = allocation(3, (1, range(2)), library=node.store.library, owner=Owner(A, "default", "a", "other"))
+    node.store.commit(node.store.table.with_allocation(beside), [beside])
+    assert node.manager.used_by(node.first, uuid(0)) == 3 * GIB
+    same = allocation(
+        4, (0, range(12, 14)), library=node.store.library, owner=Owner(A, "default", "a", "more")
+    )
+    node.store.commit(node.store.table.with_allocation(same), [same])
+    assert node.manager.used_by(node.first, uuid(0)) is None
+
+
 def test_off_sets_nothing_and_says_so(store):
     limits = NoDriverLimits(store)
 
