@@ -3,9 +3,9 @@
 No case asks for more than the GPU has free, managed memory included, and none touches a setting of the GPU.
 """
 
-from tests.gpu.cases import assumptions, costs, frameworks, memory, namespaces, tenants
+from tests.gpu.cases import assumptions, costs, frameworks, memory, namespaces, tenants, walls
 from tests.gpu.world import REGISTRY
 
-__all__ = ["ALL", "assumptions", "costs", "frameworks", "memory", "namespaces", "tenants"]
+__all__ = ["ALL", "assumptions", "costs", "frameworks", "memory", "namespaces", "tenants", "walls"]
 
 ALL = REGISTRY
