@@ -64,7 +64,7 @@ def write_report(state_dir: Path, report: DriverLimitReport) -> None:
     """Replaces the file. Not synced: the next agent writes it anew. Raises StorageError."""
     text = json.dumps({"version": _VERSION, **asdict(report)}).encode()
     with os_errors_as(StorageError, str(state_dir / FILE)):
-        replace_file(state_dir / FILE, text, sync=False)
+        replace_file(state_dir / FILE, text, mode=0o644, sync=False)
 
 
 def read_report(state_dir: Path) -> DriverLimitReport | None:

@@ -133,7 +133,8 @@ class LimitedNode:
         self.kubelet.close()
         if self.role.poll() is None:
             self.role.send_signal(signal.SIGTERM)
-            assert self.role.wait(PATIENCE) == 0
+            # One that is started just now has no handler yet; the command ends with 0 even then.
+            assert self.role.wait(PATIENCE) in (0, -signal.SIGTERM)
         assert "Traceback" not in self.agent.output.read_text()
         assert "Traceback" not in (self.directory / "role.log").read_text()
 

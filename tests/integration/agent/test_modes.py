@@ -36,7 +36,8 @@ def test_permissions_are_the_agents_own(umask, kubelet, agent):
     found = {name: mode for name, mode in found.items() if "ended" not in name}
     assert found == {
         "state": "0o755", "allocations": "0o700", "lib": "0o755", "library": "0o755", "checkpoint.json": "0o600",
-        "lock": "0o600", "health.json": "0o644", "control.sock": "0o600", "handover.sock": "0o600",
+        "lock": "0o600", "health.json": "0o644", "driver-limits.json": "0o644",
+        "control.sock": "0o600", "handover.sock": "0o600",
         "plugin": "0o600", "plugin lock": "0o600",
     }  # fmt: skip
     assert modes(allocation_dir(container)) == {

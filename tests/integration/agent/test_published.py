@@ -17,7 +17,7 @@ from tests.integration.agent.conftest import (
 def test_what_a_pod_takes_and_gives_back_is_published(begin, api):
     kubelet, _ = begin(gpus=2, gpu_labels="rack=r7")
     wait_until(lambda: free_slices(api) == [24, 24], "published")
-    assert published_inventory(api).gpus[0].properties == {"rack": "r7"}
+    assert published_inventory(api).gpus[0].properties == {"rack": "r7", "driverLimits": "none"}
     one = kubelet.run_pod(pod("a", 8))
     gpu = 0 if gpu_of(one.container("c0")) == uuid(0) else 1
     wait_until(lambda: sorted(free_slices(api)) == [16, 24], "the pod's GPU has less")

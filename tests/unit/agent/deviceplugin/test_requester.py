@@ -7,7 +7,7 @@ from tests.unit.agent.deviceplugin.test_identification import GPU, World
 
 def test_the_container_of_an_allocation_that_was_made_before_it_was_known():
     world = World()
-    pod = world.pod("p", 4, init=({GPU: 2},))
+    pod = world.pod("p", 4, init=(2,))
     lookup = lambda *name: world.pods.get(name)  # noqa: E731
     dark = allocation(9, (0, range(2)), suspects=("default/p", "default/gone"))
     world.table = world.table.with_allocation(dark)
