@@ -330,7 +330,7 @@ def _check_driver_limits(config: Config) -> Finding:
     if support.backend == "none":
         remedy = "the library limits all the same; docs/driver-limits.md has what is needed"
         return Finding("fail" if required else "warn", subject, support.reason, remedy)
-    forgetful = [gpu for gpu, card in support.gpus.items() if card.persistence is False]
+    forgetful = [gpu for gpu, told in support.gpus.items() if told.persistence is False]
     if forgetful:
         text = f"{support.backend}; without persistence mode an idle GPU may forget them while the agent is down: "
         return Finding(

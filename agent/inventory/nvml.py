@@ -23,7 +23,7 @@ from agent.inventory.source import GpuEvent, Inventory, Vitals
 from gigaslice.core import units
 from gigaslice.core.errors import MissingError
 from gigaslice.core.model import Gpu, Topology, count_slices
-from gigaslice.runtime.session import Session, SessionBusyError
+from gigaslice.runtime.session import ReplacedDriver, Session, SessionBusyError
 
 __all__ = ["NvmlSource"]
 
@@ -32,7 +32,6 @@ _REMEDY = (
     "or list GPUs in a file with --inventory FILE"
 )
 _SAMPLE_TRIES = 4
-_MISMATCHES = 3  # questions in a row
 _AFFINITY_WORDS = 16  # of 64 NUMA nodes each: as many as Linux can have
 _ARCHITECTURES = {
     pynvml.NVML_DEVICE_ARCH_KEPLER: "Kepler",
@@ -67,7 +66,7 @@ class NvmlSource:
         self._session = Session(self._enter, self._leave)
         self._lost: frozenset[str] = frozenset()
         self._silent: frozenset[str] = frozenset()  # for these the driver was opened anew already
-        self._mismatches = 0
+        self._replaced = ReplacedDriver()
         self._sampled: dict[str, int] = {}  # time of the last sample of processes that was seen
 
     def scan(self) -> Inventory:
@@ -184,15 +183,9 @@ class NvmlSource:
         except SessionBusyError:
             return "a call of the NVIDIA driver does not come back"
         except pynvml.NVMLError as error:
-            mismatch = error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-            self._mismatches = self._mismatches + 1 if mismatch else 0
-            if self._mismatches >= _MISMATCHES:
-                raise MissingError(
-                    f"the NVIDIA driver was replaced, and this process has the library of the old one (NVML: {error}); "
-                    "ending, so that the container is made anew and gets the new one"
-                ) from error
+            self._replaced.failed(error, mismatch=error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
             return f"the NVIDIA driver cannot be reached (NVML: {error})"
-        self._mismatches = 0
+        self._replaced.opened()
         return "the NVIDIA driver is not open"
 
     def _enter(self) -> None:

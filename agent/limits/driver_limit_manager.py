@@ -12,9 +12,8 @@ library has just promised. So pages ask `most_for` (`agent.limits.manager`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from agent.apiserver.consumer_pods import ConsumerPods
@@ -22,6 +21,7 @@ from agent.inventory.holder import GpusNow
 from agent.limits.driver_limit_client import DriverLimitsAwayError
 from agent.limits.driver_limit_report import DriverLimitReport, PodWall, write_report
 from agent.limits.driver_limit_setter import DriverLimitSetter, Limiter
+from agent.limits.driver_limit_states import has_failed, has_grown, problem_of
 from agent.limits.pod_users import PodUsers
 from agent.persistence.store import Store
 from gigaslice.core.allocation.table import Allocation
@@ -35,7 +35,7 @@ from gigaslice.runtime.tasks import all_of
 from gigaslice.runtime.time_limit import set_within
 from gigaslice.runtime.wakeup import Alarm
 
-__all__ = ["DriverLimitManager", "DriverLimitTimes", "NoDriverLimits"]
+__all__ = ["DriverLimitManager", "DriverLimitTimes"]
 
 _UNKNOWN_POD = "its pod is not known before its first process runs, and its limit is to stand before that"
 _CONNECT_POLL = 0.05
@@ -46,12 +46,13 @@ Limits = Mapping[str, Mapping[str, int]]
 class DriverLimitTimes:
     """In seconds.
 
-    support: between two questions whether limits can be set. absence: how long nobody may answer until a node that
+    support: between two questions whether limits can be set, while they cannot or one has failed: the driver is opened
+    anew for an answer. absence: how long nobody may answer until a node that
     requires limits lists no devices. connect: how long the first round waits for a connection, and a start for that
     round. retry: between two attempts to watch.
     """
 
-    support: float = 30.0
+    support: float = 60.0
     absence: float = 10.0
     connect: float = 2.0
     retry: float = 1.0
@@ -110,6 +111,8 @@ class DriverLimitManager:
         self._setter = DriverLimitSetter(limiter, self._container_limit, self._report_replaced)
         self._support: SupportAnswer | None = None
         self._asked_at = 0.0
+        self._failing = False  # in the last round, some limit
+        self._setting = asyncio.Lock()  # what is set last is what was worked out last
         self._answered_at: float | None = None
         self._told_usable: bool | None = None
         self._written: DriverLimitReport | None = None
@@ -145,14 +148,15 @@ class DriverLimitManager:
         users = self._users.of(allocation)
         if not users:
             return self._unless_auto(_UNKNOWN_POD)
-        limits = self._limits()
         try:
-            states = await self._setter.set({uid: limits[uid] for uid in users})
+            async with self._setting:
+                limits = {uid: by_gpu for uid, by_gpu in self._limits().items() if uid in users}
+                states = await self._setter.set(limits)
+                self.states |= states
         except DriverLimitsAwayError as error:
             self._alarm.ring()
             return self._unless_auto(str(error))
-        self.states |= states
-        problems = [_problem(limits[uid], states.get(uid)) for uid in sorted(users)]
+        problems = [problem_of(limits[uid], states.get(uid)) for uid in sorted(limits)]
         problem = next(filter(None, problems), "")
         if problem:
             self._report_problem(allocation, problem)
@@ -162,8 +166,8 @@ class DriverLimitManager:
 
     def most_for(self, allocation: Allocation, gpu: str) -> int | None:
         """Returns how large the limits page of ALLOCATION may be on GPU; None where the driver does not limit it."""
-        card = next((card for card in self._gpus.now.gpus if card.uuid == gpu), None)
-        if not self.active or allocation.whole or card is None:
+        device = next((device for device in self._gpus.now.gpus if device.uuid == gpu), None)
+        if not self.active or allocation.whole or device is None:
             return None
         table = self._store.table
         users = {other.id: self._users.of(other) for other in table.allocations}
@@ -171,7 +175,7 @@ class DriverLimitManager:
             uid: {name: gpu_state.hard for name, gpu_state in state.gpus.items()}
             for uid, state in self.states.items()
         }
-        return driver_limits.page_room(table, allocation, users, hard, gpu=card, margin=self._margin)
+        return driver_limits.page_room(table, allocation, users, hard, gpu=device, margin=self._margin)
 
     async def round(self) -> None:
         """Sets every limit that is not what it is to be, and tells how it is."""
@@ -180,7 +184,10 @@ class DriverLimitManager:
             if support.backend == "none":
                 self._tell(DriverLimitReport(self._mode, "none", support.reason, support.driver))
             else:
-                await self._set_all(support)
+                async with self._setting:
+                    before = self.states
+                    await self._set_all(support)
+                self._tell_grown(before)
         except DriverLimitsAwayError as error:
             self._support = None
             self._tell(DriverLimitReport(self._mode, reason=str(error)))
@@ -191,6 +198,11 @@ class DriverLimitManager:
         """Returns what the driver said of the pods of an allocation on a GPU."""
         states = [self.states[uid] for uid in sorted(self._users.of(allocation)) if uid in self.states]
         return [state.gpus[gpu] for state in states if gpu in state.gpus]
+
+    def room(self, gpu: str) -> int:
+        """Returns the bytes of a GPU that no pod holds, by what the driver counts for them."""
+        held = sum(state.gpus[gpu].used or 0 for state in self.states.values() if gpu in state.gpus)
+        return sum(device.memory_bytes for device in self._gpus.now.gpus if device.uuid == gpu) - held
 
     def used_by(self, allocation: Allocation, gpu: str) -> int | None:
         """Returns the bytes of a GPU that the driver counts for an allocation; None where its pod has another one."""
@@ -224,7 +236,6 @@ class DriverLimitManager:
             try:
                 answer = await self._limiter.watch(sequence)
             except DriverLimitsAwayError:
-                sequence = 0
                 await asyncio.sleep(self._times.retry)
                 continue
             if answer.sequence != sequence:
@@ -233,7 +244,8 @@ class DriverLimitManager:
 
     async def _asked_support(self) -> SupportAnswer:
         now = time.monotonic()
-        if self._support is None or now - self._asked_at >= self._times.support:
+        doubtful = self._support is None or self._support.backend == "none" or self._failing
+        if self._support is None or (doubtful and now - self._asked_at >= self._times.support):
             support = await self._limiter.support()
             self._asked_at = now
             if self._reported.new("support", f"{support.backend} {support.reason}"):
@@ -249,10 +261,9 @@ class DriverLimitManager:
         pods, identified = self._users.node_pods(), self._users.identified
         wanted = driver_limits.limits_of_node(own, pods, totals, identified=identified)
         self._users.closed([uid for uid in wanted if uid not in own and not any(wanted[uid].values())])
-        before, states = self.states, await self._setter.set(wanted)
-        self.states = states
-        if any(_failed(state) for state in states.values()):
-            self._asked_at -= self._times.support  # the driver may have been reloaded
+        self.states = states = await self._setter.set(wanted)
+        self._failing = any(has_failed(state) for state in states.values())
+        self._forget({*wanted, *(allocation.id for allocation in self._store.table.allocations)})
         self._tell(
             DriverLimitReport(
                 self._mode,
@@ -263,7 +274,13 @@ class DriverLimitManager:
                 walls=tuple(self._walls(own, states)),
             )
         )
-        if any(_has_grown(before.get(uid), states[uid]) for uid in own.keys() & states.keys()):
+
+    def _forget(self, subjects: Collection[str]) -> None:
+        """Forgets what was reported, but of SUBJECTS: pods and allocations."""
+        self._reported.keep(lambda key: not isinstance(key, tuple) or key[0] in subjects)
+
+    def _tell_grown(self, before: Mapping[str, PodLimitState]) -> None:
+        if any(has_grown(before.get(uid), state) for uid, state in self.states.items()):
             for watcher in self.watchers:
                 watcher()
 
@@ -371,75 +388,3 @@ class DriverLimitManager:
         allocation = self._store.table.find(allocation_id)
         if allocation is not None:
             self._pods.event(allocation, "Warning", "DriverLimitReplaced", text)
-
-
-class NoDriverLimits:
-    """No limits are set: --driver-limits=off. Limits that were set before stay until their pods have ended."""
-
-    active = False
-
-    def __init__(self, store: Store) -> None:
-        self.report = DriverLimitReport("off", reason="--driver-limits=off")
-        self.watchers: list[Callable[[], None]] = []
-        self._store = store
-
-    async def run(self) -> None:
-        """Works until cancelled; there is nothing to do."""
-        with contextlib.suppress(StorageError):
-            write_report(self._store.state_dir, self.report)
-        await asyncio.Event().wait()
-
-    async def settled(self, seconds: float) -> None:
-        """Returns at once."""
-        del seconds
-
-    async def blocker(self, allocation: Allocation) -> None:
-        """Nothing."""
-        del allocation
-
-    def most_for(self, allocation: Allocation, gpu: str) -> None:
-        """None: nothing bounds a limits page."""
-        del allocation, gpu
-
-    def states_of(self, allocation: Allocation, gpu: str) -> list[GpuLimitState]:
-        """Nothing."""
-        del allocation, gpu
-        return []
-
-    def used_by(self, allocation: Allocation, gpu: str) -> None:
-        """None: the driver counts nothing."""
-        del allocation, gpu
-
-    def pod_states(self) -> Iterator[tuple[str, str, PodLimitState]]:
-        """Yields nothing."""
-        return iter(())
-
-
-def _problem(limits: Mapping[str, int], state: PodLimitState | None) -> str:
-    """Why a pod's limits do not stand; empty where they do, or are only as high as what is in use."""
-    if state is None or not state.present:
-        return "the cgroup of its pod is not found below /sys/fs/cgroup"
-    if state.problem:
-        return state.problem
-    for gpu, wanted in limits.items():
-        gpu_state = state.gpus.get(gpu)
-        if gpu_state is None:
-            return f"the driver does not show {gpu}"
-        if gpu_state.problem:
-            return f"{gpu}: {gpu_state.problem}"
-        if gpu_state.hard is None or gpu_state.hard > max(wanted, gpu_state.used or 0):
-            kept = "no limit" if gpu_state.hard is None else format_bytes(gpu_state.hard)
-            return f"{gpu}: the driver keeps {kept} instead of {format_bytes(wanted)}"
-    return ""
-
-
-def _failed(state: PodLimitState) -> bool:
-    return bool(state.problem) or any(gpu_state.problem for gpu_state in state.gpus.values())
-
-
-def _has_grown(before: PodLimitState | None, state: PodLimitState) -> bool:
-    for gpu, gpu_state in state.gpus.items():
-        earlier = before.gpus.get(gpu) if before is not None else None
-        if gpu_state.hard is not None and (earlier is None or gpu_state.hard > (earlier.hard or 0)):
-            return True
-    return False

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from gigaslice.core.errors import StateError, StorageError
 from gigaslice.core.kube.json_text import read_json
@@ -80,7 +81,13 @@ def read_report(state_dir: Path) -> DriverLimitReport | None:
         document = read_json(text)
         if document.pop("version") != _VERSION:
             raise ValueError("written by another version")
-        walls = tuple(PodWall(**wall) for wall in document.pop("walls"))
-        return DriverLimitReport(**document, walls=walls)
+        walls = tuple(PodWall(**_fields_of(PodWall, wall)) for wall in document.pop("walls"))
+        return DriverLimitReport(**_fields_of(DriverLimitReport, document), walls=walls)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StateError(f"{path} is damaged: {error}; it is written anew when the agent starts") from error
+
+
+def _fields_of(kind: type, document: Mapping[str, Any]) -> dict[str, Any]:
+    """What of DOCUMENT is a field of KIND: an agent of a newer version may say more."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in document.items() if name in names}

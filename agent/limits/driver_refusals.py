@@ -19,14 +19,19 @@ from gigaslice.runtime.logs import get_logger
 __all__ = ["DriverRefusals", "refused_by_limit"]
 
 
-def refused_by_limit(state: GpuLimitState | None, asked: int) -> bool:
-    """Returns whether the driver's limit of a pod explains a refusal of ASKED bytes, of which 0 is not known. Pure.
+def refused_by_limit(state: GpuLimitState, gpu_room: int) -> bool:
+    """Returns whether the driver's limit of a pod explains a refusal, and not a full GPU. Pure.
 
-    Memory that was freed since makes a refusal look like one of a full GPU: what is told is the likelier cause.
+    What was asked for does not tell: the driver counts more for it than its size. So that counts which leaves less
+    room, as of a moment later.
+
+    Args:
+        state: What the driver says of the pod.
+        gpu_room: Bytes of the GPU that nothing holds.
     """
-    if state is None or state.hard is None or state.used is None:
+    if state.hard is None or state.used is None:
         return False
-    return state.used + max(asked, 1) > state.hard
+    return state.hard - state.used <= gpu_room
 
 
 class DriverRefusals:
@@ -36,6 +41,7 @@ class DriverRefusals:
         table: The allocation table of now.
         readings: The ledgers of the last measuring round, by allocation.
         states: What the driver says of the pods of an allocation on a GPU.
+        room: Bytes of a GPU that nothing holds.
         pods: Where events go.
         interval: See above.
     """
@@ -45,12 +51,15 @@ class DriverRefusals:
         table: Callable[[], AllocationTable],
         readings: Callable[[], Mapping[str, Reading]],
         states: Callable[[Allocation, str], list[GpuLimitState]],
+        *,
+        room: Callable[[str], int],
         pods: ConsumerPods,
         interval: float,
     ) -> None:
         self._table = table
         self._readings = readings
         self._states = states
+        self._room = room
         self._pods = pods
         self._interval = interval
         # What ledgers had counted before this agent was started is not told a second time.
@@ -84,7 +93,8 @@ class DriverRefusals:
 
     def _report(self, allocation: Allocation, gpu: str, count: int, reading: Reading) -> None:
         asked = reading.driver_refused_bytes.get(gpu, 0)
-        states = [state for state in self._states(allocation, gpu) if refused_by_limit(state, asked)]
+        room = self._room(gpu)
+        states = [state for state in self._states(allocation, gpu) if refused_by_limit(state, room)]
         size = f"{format_bytes(asked)} of" if asked else "memory of"
         used, limit = reading.used.get(gpu, 0), reading.limits.get(gpu, 0)
         own = f"the container uses {format_bytes(used)} of its {format_bytes(limit)}"

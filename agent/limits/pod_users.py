@@ -6,12 +6,13 @@ that is seen to use the allocation shows it. A static pod's cgroup is named afte
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from agent.apiserver import Cluster
 from agent.apiserver.consumer_pods import ConsumerPods
 from agent.persistence.store import Store
 from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.limits.driver_limit_messages import is_pod_uid
 from gigaslice.core.limits.driver_limits import NodePods
 
 __all__ = ["PodUsers"]
@@ -53,7 +54,7 @@ class PodUsers:
         recorded = {consumer.uid for consumer in allocation.consumers if consumer.uid}
         shown = {pod.uid: pod.cgroup_uid for _, pod in self._pods.of(allocation)}
         uids = {shown.get(uid, uid) for uid in recorded} | set(shown.values())
-        return frozenset(uids) or self._store.pods_seen.get(allocation.id, frozenset())
+        return _valid(uids) or self._store.pods_seen.get(allocation.id, frozenset())
 
     def named(self, allocation: Allocation) -> Iterator[tuple[str, str, str]]:
         """Yields UID, namespace and name of the pods that use an allocation, as far as both are known."""
@@ -81,10 +82,15 @@ class PodUsers:
         exempt = {self._own_pod} if self._own_pod else set()
         if self._cluster.expected and self._cluster.synced:
             pods = self._cluster.pods.values()
-            known = frozenset(pod.cgroup_uid for pod in pods if pod.readable)
-            exempt |= {pod.cgroup_uid for pod in pods if pod.namespace in self._exempt}
+            known = _valid(pod.cgroup_uid for pod in pods if pod.readable)
+            exempt |= _valid(pod.cgroup_uid for pod in pods if pod.namespace in self._exempt)
         return NodePods(self.present, users, known, frozenset(exempt), self._closed & self.present)
 
     def closed(self, uids: Collection[str]) -> None:
         """Remembers pods that have nothing of any GPU, for as long as they have a cgroup."""
         self._closed = frozenset(uids)
+
+
+def _valid(uids: Iterable[str]) -> frozenset[str]:
+    """UIDS without those that no cgroup can be named after: one of them would have all of a question refused."""
+    return frozenset(filter(is_pod_uid, uids))

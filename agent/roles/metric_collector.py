@@ -13,7 +13,8 @@ from agent.apiserver import Cluster
 from agent.health.controller import HealthController
 from agent.inventory.holder import InventoryHolder
 from agent.ledgers.usage import Reading
-from agent.limits.driver_limit_manager import DriverLimitManager, NoDriverLimits
+from agent.limits.driver_limit_manager import DriverLimitManager
+from agent.limits.no_driver_limits import NoDriverLimits
 from agent.limits.time_slice_manager import TimeSliceManager
 from agent.persistence.room import Room
 from agent.persistence.store import Store

@@ -31,9 +31,10 @@ from agent.inventory.source import Source
 from agent.limits.compute_manager import ComputeManager
 from agent.limits.cpus import CpuBinder
 from agent.limits.driver_limit_client import DriverLimitClient
-from agent.limits.driver_limit_manager import DriverLimitManager, NoDriverLimits
+from agent.limits.driver_limit_manager import DriverLimitManager
 from agent.limits.driver_refusals import DriverRefusals
 from agent.limits.manager import LimitsManager
+from agent.limits.no_driver_limits import NoDriverLimits
 from agent.limits.pod_users import PodUsers
 from agent.limits.time_slice_manager import TimeSliceManager
 from agent.persistence.housekeeper import Housekeeper
@@ -161,8 +162,9 @@ def build(
             lambda: store.table,
             lambda: {key: measured.reading for key, measured in memory_monitor.last.items()},
             driver_limits.states_of,
-            ConsumerPods(cluster),
-            config.measure_interval,
+            room=lambda gpu: driver_limits.room(gpu) - auditor.survey.foreign.get(gpu, 0),
+            pods=ConsumerPods(cluster),
+            interval=config.measure_interval,
         ).run,
         "withholding": withholding.run,
         "shares": ComputeManager(store, now, source.process_busy).run,

@@ -31,7 +31,8 @@ from agent.inventory.holder import GpusNow, InventoryHolder
 from agent.inventory.view import InventoryView
 from agent.kubelet.kubelet_checkpoint import KeptResponses
 from agent.kubelet.podresources import PodResourcesClient
-from agent.limits.driver_limit_manager import DriverLimitManager, NoDriverLimits
+from agent.limits.driver_limit_manager import DriverLimitManager
+from agent.limits.no_driver_limits import NoDriverLimits
 from agent.persistence.store import Store
 from gigaslice.core import units
 from gigaslice.core.model import Gpu, SliceUnit

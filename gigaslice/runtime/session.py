@@ -12,13 +12,40 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-__all__ = ["Session", "SessionBusyError"]
+from gigaslice.core.errors import MissingError
+
+__all__ = ["ReplacedDriver", "Session", "SessionBusyError"]
 
 _PATIENCE = 5.0  # seconds; waiting for events takes half a second
+_MISMATCHES = 3  # attempts in a row
 
 
 class SessionBusyError(Exception):
     """A call of another thread has not returned; nothing was changed."""
+
+
+class ReplacedDriver:
+    """Tells when a process has to end because its library is that of a driver which was replaced.
+
+    A library is loaded once. That it does not fit the driver may also be a moment of an upgrade, so it is believed at
+    the third attempt in a row to open the driver.
+    """
+
+    def __init__(self) -> None:
+        self._mismatches = 0
+
+    def failed(self, error: Exception, *, mismatch: bool) -> None:
+        """Opening has failed with ERROR. MISMATCH: library and driver are of two versions. Raises MissingError."""
+        self._mismatches = self._mismatches + 1 if mismatch else 0
+        if self._mismatches >= _MISMATCHES:
+            raise MissingError(
+                f"the NVIDIA driver was replaced, and this process has the library of the old one (NVML: {error}); "
+                "ending, so that the container is made anew and gets the new one"
+            ) from error
+
+    def opened(self) -> None:
+        """Opening has succeeded."""
+        self._mismatches = 0
 
 
 class Session:

@@ -15,6 +15,7 @@ from gigaslice.core.limits.driver_limit_messages import (
     GpuLimitState,
     GpuSupport,
     Leaf,
+    MessageError,
     PodLimitState,
     SupportAnswer,
     WatchAnswer,
@@ -22,7 +23,12 @@ from gigaslice.core.limits.driver_limit_messages import (
 
 
 class MemoryLimiter:
-    """Attributes: requests: what was asked for. hard, used: by pod and GPU. absent: pods without a cgroup."""
+    """Attributes:
+    requests: What was asked for.
+    asked: How often it was asked whether limits can be set.
+    hard, used: Bytes by pod and GPU.
+    absent: Pods without a cgroup.
+    """
 
     def __init__(self, totals: Mapping[str, int], backend: str = "dmem") -> None:
         self.connected = self.expected = True
@@ -30,6 +36,8 @@ class MemoryLimiter:
             backend, driver="615.10", gpus={gpu: GpuSupport(n) for gpu, n in totals.items()}
         )
         self.requests: list[ApplyRequest] = []
+        self.asked = 0
+        self.pauses: list[float] = []  # seconds that the next answers take
         self.hard: dict[tuple[str, str], int] = {}
         self.used: dict[tuple[str, str], int] = {}
         self.absent: set[str] = set()
@@ -45,10 +53,13 @@ class MemoryLimiter:
 
     async def support(self) -> SupportAnswer:
         self._check()
+        self.asked += 1
         return self.answer
 
     async def apply(self, request: ApplyRequest) -> ApplyAnswer:
         self._check()
+        self._decode(request)
+        await asyncio.sleep(self.pauses.pop(0) if self.pauses else 0)
         self.requests.append(request)
         for container in request.containers:
             kept = [
@@ -80,6 +91,14 @@ class MemoryLimiter:
             self.hard[uid, gpu] = max(count, self.used.get((uid, gpu), 0))
         states = {gpu: GpuLimitState(self.hard[uid, gpu], self.used.get((uid, gpu), 0)) for gpu in wanted}
         return PodLimitState(uid, True, "", states, self.leaves.get(uid, ()))
+
+    @staticmethod
+    def _decode(request: ApplyRequest) -> None:
+        """Refuses what the real one refuses: one wrong row, and all of the request."""
+        try:
+            ApplyRequest.decode(request.encode()["apply"])
+        except MessageError as error:
+            raise DriverLimitsAwayError(str(error)) from error
 
     def _check(self) -> None:
         if self.away or not self.connected:

@@ -41,6 +41,7 @@ __all__ = [
     "SupportAnswer",
     "WatchAnswer",
     "WatchRequest",
+    "is_pod_uid",
 ]
 
 MOST_ANSWER_BYTES = 8 << 20
@@ -61,6 +62,11 @@ _MOST_BYTES = (1 << 63) - 1
 _MOST_PID = 1 << 31
 _SHOWN = 80  # characters of what is refused
 T = TypeVar("T")
+
+
+def is_pod_uid(text: str) -> bool:
+    """Whether TEXT is a pod's UID, or that of a static pod. A request with another one is refused as a whole."""
+    return _UID.fullmatch(text) is not None
 
 
 class MessageError(InputError):

@@ -122,7 +122,7 @@ def container_limit(
 
     PAGE: the bytes of its limits page by GPU.
     """
-    usable = next((card.memory_bytes for card in gpus if card.uuid == gpu), None)
+    usable = next((device.memory_bytes for device in gpus if device.uuid == gpu), None)
     own = _own_memory(allocation, gpus, page).get(gpu)
     return None if own is None or usable is None else min(usable, own[1] + margin)
 

@@ -15,16 +15,14 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from gigaslice.core.errors import MissingError
 from gigaslice.core.limits.driver_limit_messages import GpuSupport
 from gigaslice.roles.driver_limits.memory_limits import Limit, LimitCallError
-from gigaslice.runtime.session import Session, SessionBusyError
+from gigaslice.runtime.session import ReplacedDriver, Session, SessionBusyError
 
 __all__ = ["NvmlLimits"]
 
 _SET, _GET = "nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"
 _MOST = (1 << 64) - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
-_MISMATCHES = 3  # attempts in a row
 _NONE = (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED)
 """Get's answers for no limit: not found where the kernel counts; not supported where the driver does."""
 _ANSWERS = (
@@ -61,7 +59,7 @@ class NvmlLimits:
         self._session = Session(self._enter, self._leave)
         self._handles: dict[str, Any] = {}
         self._gpus: dict[str, GpuSupport] = {}
-        self._mismatches = 0
+        self._replaced = ReplacedDriver()
         self._answered = self._failed = 0
 
     @property
@@ -143,15 +141,9 @@ class NvmlLimits:
         except SessionBusyError:
             raise LimitCallError("the NVIDIA driver is just being opened") from None
         except pynvml.NVMLError as error:
-            mismatch = error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-            self._mismatches = self._mismatches + 1 if mismatch else 0
-            if self._mismatches >= _MISMATCHES:
-                raise MissingError(
-                    f"the NVIDIA driver was replaced, and this process has the library of the old one (NVML: {error}); "
-                    "ending, so that the container is made anew and gets the new one"
-                ) from error
+            self._replaced.failed(error, mismatch=error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
             raise LimitCallError(f"the NVIDIA driver cannot be reached (NVML: {error})") from error
-        self._mismatches = 0
+        self._replaced.opened()
 
     def _enter(self) -> None:
         pynvml.nvmlInit()

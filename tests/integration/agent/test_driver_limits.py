@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import pytest
 
@@ -27,6 +28,7 @@ from tests.integration.agent.conftest import (
     allocation_dir,
     gpu_of,
     pod,
+    published_inventory,
     wait_until,
 )
 from tests.native.running import GIB, LIBRARY, MIB, OUT_OF_MEMORY, SUCCESS, Client
@@ -43,11 +45,12 @@ LAYOUTS = {
 class LimitedNode:
     """A node whose driver keeps limits; cgroups are made as a kubelet makes them, by LAYOUT."""
 
-    def __init__(self, directory, api, backend, layout, **flags):
+    def __init__(self, directory, api, backend, layout, keys=(), **flags):
         self.directory, self.backend, self.layout = directory, backend, LAYOUTS[layout]
         self.tree = make_root(directory / "cgroup", backend, dict.fromkeys(REGIONS, 24 * GIB))
         self.procs = 0
-        machine = write_machine(directory, like="two-24g", memory_limits=backend, driver_version="615.10")
+        keys = {"memory_limits": backend, "driver_version": "615.10", **dict(keys)}
+        machine = write_machine(directory, like="two-24g", **keys)
         self.env = driver_env(machine, directory / "machine", FAKEDRIVER_ADMIN="yes")
         self.socket = directory / "limits.sock"
         self.role = None
@@ -111,19 +114,32 @@ class LimitedNode:
         self.clients.append(client)
         return client
 
-    def limit(self, created, gpu):
-        """The hard limit of a pod as the driver keeps it; None for none."""
+    def limit(self, created, gpu, below="."):
+        """The hard limit of a pod, or of a cgroup BELOW its own, as the driver keeps it; None for none."""
+        said = self.ask_driver("limits.get(gpu, path) and limits.get(gpu, path).hard", created, gpu, below)
+        return None if said == "None" else int(said)
+
+    def ask_driver(self, what, created, gpu, below="."):
+        """What root on the node would be answered by the driver, of a pod's cgroup or of one BELOW it."""
         code = (
-            "import sys, pynvml\n"
+            "import sys\n"
             "from gigaslice.roles.driver_limits.nvml import NvmlLimits\n"
-            "limits = NvmlLimits(); limits.open(); limit = limits.get(sys.argv[1], sys.argv[2])\n"
-            "print(limit and limit.hard)"
+            f"limits = NvmlLimits(); limits.open(); gpu, path = sys.argv[1:]\nprint({what})"
         )
+        path = self.cgroup(created.uid) / below
         answer = subprocess.run(
-            [sys.executable, "-c", code, gpu, str(self.cgroup(created.uid))],
+            [sys.executable, "-c", code, gpu, str(path)],
             env=self.env, cwd=ROOT, capture_output=True, text=True, check=True,
         )  # fmt: skip
-        return None if answer.stdout.strip() == "None" else int(answer.stdout)
+        return answer.stdout.strip()
+
+    def command(self, *words):
+        """What a command of gigaslice says."""
+        answer = subprocess.run(
+            [sys.executable, "-m", "gigaslice_cli", *words, "--state-dir", str(self.agent.state)],
+            env=self.env, cwd=ROOT, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return answer.stdout
 
     def close(self):
         for client in self.clients:
@@ -144,8 +160,8 @@ def begin_limited(directory, api):
     """Starts nodes; they are closed at the end."""
     started = []
 
-    def start(backend="dmem", layout="cgroupfs", **flags):
-        started.append(LimitedNode(directory, api, backend, layout, **flags))
+    def start(backend="dmem", layout="cgroupfs", keys=(), **flags):
+        started.append(LimitedNode(directory, api, backend, layout, keys, **flags))
         return started[-1]
 
     yield start
@@ -258,11 +274,93 @@ def test_whoever_is_killed_no_pod_is_without_its_wall_and_no_new_one_has_a_dead_
 def test_the_quota_and_the_wall_agree_on_what_is_shown_and_the_library_refuses_first(begin_limited):
     node = begin_limited().listed()
     created = node.run(pod("a", 8))
-    container = created.container("c0")
-    library = {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(allocation_dir(container))}
-    client = node.program(created, gpu_of(container), **library).ready()
+    client = under_the_library(node, created)
     assert client.do("info").second == 8 * GIB
     free = client.free()
     assert client.do("alloc a", free + MIB).code == OUT_OF_MEMORY
     assert client.do("alloc a", free).code == SUCCESS
     assert not node.agent.events("driver refused memory")
+
+
+def under_the_library(node, created, **extra):
+    """A program in a pod's cgroup, with the library of its first container."""
+    container = created.container("c0")
+    library = {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(allocation_dir(container))}
+    return node.program(created, gpu_of(container), **library, **extra).ready()
+
+
+def test_a_pod_is_told_when_the_driver_refuses_what_its_quota_had_room_for(begin_limited, api):
+    node = begin_limited(keys={"memory_limits_overcount": 20}, driver_limits_margin="1MiB").listed()
+    created = node.run(pod("a", 8))
+    client = under_the_library(node, created)
+    assert client.do("alloc a", 7 * GIB + 512 * MIB).code == OUT_OF_MEMORY
+    node.agent.wait_event("driver refused memory")
+    (event,) = wait_until(lambda: api.events("DriverLimitReached"), "the event")
+    assert event["involvedObject"]["name"] == "a" and "7.5 GiB" in event["message"]
+
+
+def test_a_resize_moves_wall_and_page_together(begin_limited):
+    node = begin_limited().listed()
+    created = node.run(pod("a", 8))
+    gpu = gpu_of(created.container("c0"))
+    client = under_the_library(node, created)
+    for size in (12, 6):
+        node.command("resize", "a", "--memory", f"{size}GiB")
+        wait_until(lambda size=size: node.limit(created, gpu) == size * GIB + MARGIN, "the wall")
+        wait_until(lambda size=size: client.do("info").second == size * GIB, "the page")
+        free = client.free()
+        assert client.do("alloc a", free).code == SUCCESS
+        assert client.do("free a").code == SUCCESS
+
+
+def test_a_shrink_below_use_follows_the_use_and_status_says_how_far(begin_limited):
+    node = begin_limited().listed()
+    created = node.run(pod("a", 8))
+    gpu = gpu_of(created.container("c0"))
+    client = under_the_library(node, created)
+    assert client.do("alloc a", 6 * GIB).code == SUCCESS
+    node.command("resize", "a", "--memory", "2GiB")
+    wait_until(
+        lambda: "default/a" in node.command("status").partition("driver limits:")[2], "the wall in status"
+    )
+    assert 6 * GIB <= node.limit(created, gpu) < 8 * GIB
+    assert client.do("free a").code == SUCCESS
+    wait_until(lambda: node.limit(created, gpu) == 2 * GIB + MARGIN, "the wall of the new size")
+    wait_until(
+        lambda: "default/a" not in node.command("status").partition("driver limits:")[2], "nothing to tell"
+    )
+    assert "driver limits: dmem, for 1 pods" in node.command("status")
+
+
+def test_a_limit_below_the_pods_own_is_replaced_on_the_drivers_own_map(begin_limited, api):
+    """As NVIDIA's hook sets one for a container's cgroup by names in the environment: there the nearest one counts."""
+    node = begin_limited("misc").listed()
+    created = node.run(pod("a", 8))
+    gpu, container = gpu_of(created.container("c0")), "c" * 64
+    leaf = node.cgroup(created.uid) / container
+    leaf.mkdir()
+    enable_controller(leaf, "misc")
+    node.ask_driver(f"limits.set(gpu, path, {20 * GIB})", created, gpu, container)
+    node.agent.wait_event("driver limit replaced")
+    assert node.limit(created, gpu, container) == 8 * GIB + MARGIN
+    client = node.program(created, gpu, FAKEDRIVER_CGROUP=str(leaf)).ready()
+    assert client.do("alloc a", 9 * GIB).code == OUT_OF_MEMORY
+
+
+def test_metrics_and_the_inventory_tell_what_keeps_the_limits(begin_limited, api):
+    node = begin_limited().listed()
+    created = node.run(pod("a", 8))
+    gpu = gpu_of(created.container("c0"))
+    wait_until(lambda: published_inventory(api), "published")
+    wait_until(
+        lambda: {entry.properties["driverLimits"] for entry in published_inventory(api).gpus} == {"dmem"},
+        "dmem",
+    )
+    port = node.agent.wait_event("metrics served")["port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    assert any(line.startswith("gigaslice_driver_limits{") and 'backend="dmem"' in line for line in lines)
+    (limit,) = [
+        line for line in lines if line.startswith("gigaslice_pod_driver_limit_bytes{") and gpu in line
+    ]
+    assert 'pod="a"' in limit and float(limit.split()[-1]) == 8 * GIB + MARGIN

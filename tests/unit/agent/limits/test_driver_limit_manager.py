@@ -10,8 +10,9 @@ import pytest
 
 from agent.apiserver.consumer_pods import ConsumerPods
 from agent.limits.driver_limit_client import DriverLimitClient
-from agent.limits.driver_limit_manager import DriverLimitManager, DriverLimitTimes, NoDriverLimits
+from agent.limits.driver_limit_manager import DriverLimitManager, DriverLimitTimes
 from agent.limits.driver_limit_report import read_report
+from agent.limits.no_driver_limits import NoDriverLimits
 from agent.limits.pod_users import PodUsers
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationOptions, AllocationTable
@@ -313,6 +314,7 @@ def test_what_the_driver_counts_is_one_allocations_where_its_pod_has_no_other_th
     node.limiter.used[A, uuid(0)] = 3 * GIB
     node.round()
     assert node.manager.used_by(node.first, uuid(0)) == 3 * GIB
+    assert node.manager.room(uuid(0)) == 21 * GIB
     beside = allocation(3, (1, range(2)), library=node.store.library, owner=Owner(A, "default", "a", "other"))
     node.store.commit(node.store.table.with_allocation(beside), [beside])
     assert node.manager.used_by(node.first, uuid(0)) == 3 * GIB
@@ -321,6 +323,82 @@ def test_what_the_driver_counts_is_one_allocations_where_its_pod_has_no_other_th
     )
     node.store.commit(node.store.table.with_allocation(same), [same])
     assert node.manager.used_by(node.first, uuid(0)) is None
+
+
+def test_an_allocation_that_is_released_while_its_start_is_decided_harms_nothing(node):
+    async def scene():
+        await node.manager.round()
+        starting = node.first
+        node.store.release(node.store.table.without([starting.id]), [starting])
+        return await node.manager.blocker(starting)
+
+    assert asyncio.run(scene()) is None
+
+
+@pytest.mark.parametrize("uid", ["", "../x", "A" * 36, "u"])
+def test_a_pod_with_an_odd_uid_keeps_no_other_pod_from_its_limit(node, uid):
+    node.cluster.put(Pod("default", "odd", uid))
+    odd = allocation(3, (1, range(2)), library=node.store.library, owner=Owner(uid, "default", "odd", "main"))
+    node.store.commit(node.store.table.with_allocation(odd), [odd])
+    node.users.present = frozenset([A, B])
+    node.round()
+    assert node.limiter.limits(A)[uuid(0)] == 8 * GIB + MARGIN and not node.manager.report.reason
+
+
+def test_a_pod_that_cannot_be_limited_does_not_have_the_driver_opened_in_each_round(node):
+    node.manager._times = DriverLimitTimes(support=60.0)
+    node.limiter.problems[A] = "no dmem.max"
+    for _ in range(3):
+        node.round()
+    assert node.limiter.asked == 1
+
+
+def test_whether_limits_can_be_had_is_asked_again_only_while_something_is_wrong(node):
+    node.round()
+    node.round()
+    assert node.limiter.asked == 1
+    node.limiter.problems[A] = "no dmem.max"
+    node.round()
+    node.round()
+    assert node.limiter.asked == 2
+    node.limiter.problems.clear()
+    node.limiter.answer = SupportAnswer("none", "the driver was reloaded with RmMemacctMode=0")
+    node.round()
+    node.round()
+    assert node.limiter.asked == 4 and node.manager.report.backend == "none"
+
+
+def test_a_start_sets_the_limit_after_a_round_that_began_before_it(node):
+    """Else that round's older numbers would be the last ones."""
+
+    async def scene():
+        await node.manager.round()
+        node.limiter.pauses = [0.1]
+        running = asyncio.ensure_future(node.manager.round())
+        await asyncio.sleep(0.01)
+        node.store.resize(live_limits.with_limits(node.first, {uuid(0): 12 * GIB}, {}))
+        await node.manager.blocker(node.first)
+        await running
+
+    asyncio.run(scene())
+    assert node.limiter.limits(A)[uuid(0)] == 12 * GIB + MARGIN
+
+
+def test_what_was_reported_of_pods_that_are_gone_is_forgotten(node):
+    node.limiter.problems[A] = "no dmem.max"
+    node.start()
+    assert any(node.first.id in key for key in node.manager._reported._texts if isinstance(key, tuple))
+    node.store.release(node.store.table.without([node.first.id]), [node.first])
+    node.round()
+    assert not [key for key in node.manager._reported._texts if isinstance(key, tuple)]
+
+
+def test_a_report_of_another_version_is_read_as_far_as_it_is_known(store):
+    path = store.state_dir / "driver-limits.json"
+    path.write_text('{"version": 1, "mode": "auto", "backend": "dmem", "news": 3, "walls": [{"pod": "a", "gpu": "g", '
+                    '"wanted": 1, "more": 2}]}')  # fmt: skip
+    report = read_report(store.state_dir)
+    assert (report.backend, report.walls[0].wanted) == ("dmem", 1)
 
 
 def test_off_sets_nothing_and_says_so(store):

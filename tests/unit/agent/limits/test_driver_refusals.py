@@ -19,22 +19,19 @@ LIMIT, FULL = "DriverLimitReached", "GPUMemoryExhausted"
 
 
 @pytest.mark.parametrize(
-    ("hard", "used", "asked", "limit"),
+    ("hard", "used", "room", "limit"),
     [
         (8 * GIB, 8 * GIB, 0, True),
-        (8 * GIB, 8 * GIB - 1, 0, False),
-        (8 * GIB, 7 * GIB, GIB, False),
-        (8 * GIB, 7 * GIB, GIB + 1, True),
+        (8 * GIB, 7 * GIB, 2 * GIB, True),
+        (8 * GIB, 7 * GIB, GIB, True),
+        (8 * GIB, 7 * GIB, GIB - 1, False),
+        (8 * GIB, GIB, 0, False),
         (None, 7 * GIB, GIB, False),
-        (8 * GIB, None, 9 * GIB, False),
+        (8 * GIB, None, GIB, False),
     ],
 )
-def test_a_refusal_is_the_limits_where_what_was_asked_for_does_not_fit_it(hard, used, asked, limit):
-    assert refused_by_limit(GpuLimitState(hard, used), asked) is limit
-
-
-def test_without_a_limit_it_is_the_gpu_that_is_full():
-    assert not refused_by_limit(None, GIB)
+def test_a_refusal_is_the_limits_where_that_leaves_less_room_than_the_gpu(hard, used, room, limit):
+    assert refused_by_limit(GpuLimitState(hard, used), room) is limit
 
 
 class Scene:
@@ -44,6 +41,7 @@ class Scene:
         share = allocation(1, (0, range(8)), container=ContainerRef("default", "p", "main"))
         self.table = AllocationTable().with_allocation(share)
         self.states = [GpuLimitState(8 * GIB, 4 * GIB)]
+        self.room = GIB
         self.readings = {}
         self.share = share
         self.refuse(before)
@@ -53,8 +51,9 @@ class Scene:
             lambda: next(tables, self.table),
             lambda: self.readings,
             lambda allocation, gpu: self.states,
-            ConsumerPods(self.cluster),
-            1.0,
+            room=lambda gpu: self.room,
+            pods=ConsumerPods(self.cluster),
+            interval=1.0,
         )
 
     def refuse(self, count, asked=GIB, problem=None):
@@ -81,7 +80,7 @@ def test_it_is_told_once_and_names_the_containers_own_numbers():
     ((reason, text),) = scene.said()
     assert reason == FULL and "1 GiB" in text and "3 GiB of its 8 GiB" in text
     assert len(scene.said()) == 1
-    scene.states = [GpuLimitState(8 * GIB, 8 * GIB)]
+    scene.room = 5 * GIB
     scene.refuse(3)
     assert [reason for reason, _ in scene.said()] == [FULL, LIMIT]
 

@@ -13,7 +13,7 @@ from agent.accounting.overuse import OverusePolicy
 from agent.apiserver import NoCluster
 from agent.apiserver.own_node import Publishing
 from agent.ledgers.usage import Reading
-from agent.limits.driver_limit_manager import NoDriverLimits
+from agent.limits.no_driver_limits import NoDriverLimits
 from agent.limits.time_slice_manager import TimeSliceManager
 from agent.roles.metric_collector import MetricCollector
 from agent.telemetry.counters import Counters
