@@ -99,12 +99,20 @@ def gpus_table(gpus: tuple[GpuRecord, ...]) -> str:
 
 
 def driver_limits(state_dir: Path) -> DriverLimitReport | None:
-    """The driver's own limits as the agent has last seen them; None before it did. Raises StateError."""
-    return read_driver_limits(state_dir)
+    """The driver's own limits as the agent has last seen them; None before it did.
+
+    A report that cannot be read is one of unknown limits: containers and GPUs are shown all the same.
+    """
+    try:
+        return read_driver_limits(state_dir)
+    except StateError as error:
+        return DriverLimitReport("unknown", "unknown", str(error))
 
 
 def driver_limits_text(report: DriverLimitReport) -> str:
     """The driver's own limits for people: what keeps them, and which are not as they are to be."""
+    if report.backend == "unknown":
+        return f"driver limits: unknown ({plain(report.reason)})"
     if report.backend == "none":
         return (
             f"driver limits: none ({plain(report.reason)})" if report.mode != "off" else "driver limits: off"

@@ -5,6 +5,8 @@ import pytest
 from agent.commands import status_rows
 from agent.deviceplugin.records import CODEC
 from agent.health.health_files import GpuRecord, Report, write_report
+from agent.limits.driver_limit_report import FILE, DriverLimitReport, PodWall
+from agent.limits.driver_limit_report import write_report as write_limits
 from agent.persistence.store import Store
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice_cli.frame import main
@@ -94,3 +96,18 @@ def test_without_permission_the_remedy_is_said(state_dir, capsys, monkeypatch):
 
 def test_no_container_holds_anything():
     assert status_rows.as_table(()) == "no container holds a GPU slice"
+
+
+def test_the_drivers_limits_are_told_and_a_damaged_report_of_them_hides_nothing_else(state_dir, capsys):
+    wall = PodWall("default/train", uuid(0), 8 * GIB, None, GIB, "no dmem.max")
+    report = DriverLimitReport("auto", "dmem", driver="615.10", pods=2, excess={uuid(1): GIB}, walls=(wall,))
+    write_limits(state_dir, report)
+    assert main(["status", "--state-dir", str(state_dir)]) == 0
+    shown = capsys.readouterr().out
+    assert "driver limits: dmem, for 2 pods" in shown and "no dmem.max" in shown
+    assert f"the limits on {uuid(1)} exceed its memory by 1 GiB" in shown
+    for content in (b"{broken", b"\xff", b'{"version": 7}', b"[]"):
+        (state_dir / FILE).write_bytes(content)
+        assert main(["status", "--state-dir", str(state_dir)]) == 0
+        shown = capsys.readouterr().out
+        assert "default/train/main" in shown and "driver limits: unknown" in shown
