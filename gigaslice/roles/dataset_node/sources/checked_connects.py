@@ -21,10 +21,11 @@ import struct
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
+from typing import Any
 
 __all__ = ["CheckedConnects"]
 
-_PT_LOAD, _PT_DYNAMIC = 1, 2
+_PT_DYNAMIC = 2
 _DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_JMPREL = 2, 5, 6, 7, 8, 23
 _READ, _WRITE, _EXECUTE = 1, 2, 4
 _SYMBOL, _RELOCATION, _PROGRAM_HEADER = 24, "<QQq", "<IIQQQQQQ"
@@ -35,6 +36,15 @@ _CONNECT = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32, use_errno=True
 )  # as <sys/socket.h> declares it
 _connect = _CONNECT(("connect", _libc))
+
+
+class _Library(ctypes.Structure):
+    """The first members of struct dl_phdr_info, as <link.h> declares it."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("path", ctypes.c_char_p))
+
+
+_NOTE_LIBRARY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)
 _called_for_ever: list[
     object
 ] = []  # functions that a library has pointers to, which live as long as the process
@@ -102,17 +112,17 @@ def _address(sockaddr: bytes) -> str | None:
     return None
 
 
-def _mappings() -> Iterator[tuple[int, int, str, int, str]]:
-    """Start, end, rights, offset and file of what is in this process's memory, as the kernel lists it."""
+def _mappings() -> Iterator[tuple[int, int, str]]:
+    """Start, end and rights of what is in this process's memory, as the kernel lists it."""
     with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
-            span, rights, offset, _, _, *path = line.rstrip("\n").split(maxsplit=5)
+            span, rights, _ = line.split(maxsplit=2)
             start, _, end = span.partition("-")
-            yield int(start, 16), int(end, 16), rights, int(offset, 16), path[0] if path else ""
+            yield int(start, 16), int(end, 16), rights
 
 
 def _protection(page: int) -> int:
-    for start, end, rights, *_ in _mappings():
+    for start, end, rights in _mappings():
         if start <= page < end:
             return sum(
                 value for letter, value in (("r", _READ), ("w", _WRITE), ("x", _EXECUTE)) if letter in rights
@@ -169,9 +179,24 @@ def _loaded(library: Path) -> tuple[int, dict[int, int]]:
             if kind == _PT_DYNAMIC:
                 file.seek(offset)
                 dynamic = dict(struct.iter_unpack("<QQ", file.read(stored)))
-    low = min((segment[3] for segment in segments if segment[0] == _PT_LOAD), default=0)
     real = os.path.realpath(library)
-    for start, _, _, offset, path in _mappings():
-        if path == real and offset == 0:
-            return start - (low & ~(mmap.PAGESIZE - 1)), dynamic
+    for base, path in _libraries():
+        if os.path.realpath(path) == real:
+            return base, dynamic
     raise FileNotFoundError(errno.ENOENT, f"{library} is not loaded")
+
+
+def _libraries() -> list[tuple[int, str]]:
+    """Where each loaded library is in memory, and its path, as the dynamic linker lists them (dl_iterate_phdr(3)).
+
+    The kernel's list of mappings would not do: a library in Rust that panics maps its own file a second time, to print
+    names of functions.
+    """
+    libraries: list[tuple[int, str]] = []
+
+    def note(entry: Any, _size: int, _data: int | None) -> int:
+        libraries.append((entry.contents.base or 0, os.fsdecode(entry.contents.path or b"")))
+        return 0
+
+    _libc.dl_iterate_phdr(_NOTE_LIBRARY(note), None)
+    return libraries

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
+import mmap
 import socket
 import subprocess
 import sys
@@ -77,6 +78,17 @@ def test_what_is_refused_is_not_connected_to_and_all_else_is(library, flags):
         assert go(loaded, "127.0.0.2", port) == errno.EACCES
         assert go(loaded, "::ffff:127.0.0.1", port) == errno.EACCES
         assert asked == ["127.0.0.1", "127.0.0.1", "127.0.0.2", "::ffff:7f00:1"]
+
+
+def test_a_second_mapping_of_the_librarys_file_is_not_the_library(library):
+    """A library in Rust that has panicked maps its own file, to print names of functions."""
+    path, loaded = library("-Wl,-z,now")
+    with path.open("rb") as file:
+        mappings = [mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) for _ in range(8)]
+    CheckedConnects(lambda _: False).replace_in(path)
+    assert go(loaded, "127.0.0.1", 1) == errno.EACCES
+    for mapping in mappings:
+        mapping.close()
 
 
 def test_others_connect_as_before(library):
