@@ -14,7 +14,7 @@ from typing import Any
 from gigaslice.core.kube.fields import object_at
 from gigaslice.core.kube.object_reader import ANY, PRESENCE, ObjectReader, Outline
 from gigaslice.core.kube.pod_fields import ContainerFields, containers_in, count_of, object_in, objects_in
-from gigaslice.core.model import CsiVolume, Pod, PodContainer
+from gigaslice.core.model import ClaimUse, CsiVolume, Pod, PodClaim, PodContainer
 
 __all__ = ["parse_pod", "pod_change_reader", "pod_list_reader", "unread_pod"]
 
@@ -30,7 +30,11 @@ _UID = re.compile(r"[!-~]{1,128}")
 _CONTAINER: Outline = {
     "name": PRESENCE,
     "restartPolicy": PRESENCE,
-    "resources": {"requests": {ANY: PRESENCE}, "limits": {ANY: PRESENCE}},
+    "resources": {
+        "requests": {ANY: PRESENCE},
+        "limits": {ANY: PRESENCE},
+        "claims": {"name": PRESENCE, "request": PRESENCE},
+    },
     "volumeMounts": {"name": PRESENCE},
 }
 _VOLUME: Outline = {
@@ -54,11 +58,16 @@ _POD: Outline = {
         "ownerReferences": {"controller": PRESENCE},
     },
     "spec": {
-        **dict.fromkeys(("nodeName", "schedulerName", "priority", "resourceClaims"), PRESENCE),
+        **dict.fromkeys(("nodeName", "schedulerName", "priority"), PRESENCE),
+        "resourceClaims": {"name": PRESENCE, "resourceClaimName": PRESENCE},
         **dict.fromkeys(("initContainers", "containers"), _CONTAINER),
         "volumes": _VOLUME,
     },
-    "status": {"phase": PRESENCE, "nominatedNodeName": PRESENCE},
+    "status": {
+        "phase": PRESENCE,
+        "nominatedNodeName": PRESENCE,
+        "resourceClaimStatuses": {"name": PRESENCE, "resourceClaimName": PRESENCE},
+    },
 }
 _EVENT: Outline = {**_POD, "code": PRESENCE, "message": PRESENCE}  # the object of an ERROR is a Status
 _LIST: Outline = {"metadata": {"resourceVersion": PRESENCE, "continue": PRESENCE}}
@@ -101,6 +110,7 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
         volumes=_csi_volumes(spec),
         nominated=_short(status, "nominatedNodeName"),
         awaits_provisioning=_awaits_provisioning(spec),
+        claims=_claims(spec, status),
         version=_short(metadata, "resourceVersion"),
     )
 
@@ -159,7 +169,35 @@ def _container(fields: ContainerFields) -> PodContainer:
         for name, quantity in asked.items()
         if "/" in name and (count := count_of(quantity) or 0) > 0
     }
-    return PodContainer(_matched(fields.document, "name", _LABEL), fields.kind, counts)
+    return PodContainer(
+        _matched(fields.document, "name", _LABEL), fields.kind, counts, _claim_uses(fields.document)
+    )
+
+
+def _claim_uses(container: Mapping[str, Any]) -> tuple[ClaimUse, ...]:
+    """What cannot be understood of them is left out, as of claims and volumes: a pod must not be lost for it."""
+    try:
+        uses = objects_in(object_in(container, "resources"), "claims")
+    except ValueError:
+        return ()
+    return tuple(ClaimUse(name, _short(use, "request")) for use in uses if (name := _short(use, "name")))
+
+
+def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[PodClaim, ...]:
+    """The claims of a pod, each with its object: named in the spec, or made from a template and named in the status."""
+    try:
+        statuses = {
+            _short(made, "name"): _short(made, "resourceClaimName")
+            for made in objects_in(status, "resourceClaimStatuses")
+        }
+        claims = objects_in(spec, "resourceClaims")
+    except ValueError:
+        return ()
+    return tuple(
+        PodClaim(name, _short(claim, "resourceClaimName") or statuses.get(name, ""))
+        for claim in claims
+        if (name := _short(claim, "name"))
+    )
 
 
 def _awaits_provisioning(spec: Mapping[str, Any]) -> bool:

@@ -21,7 +21,7 @@ from gigaslice.core.model.options import (
     RequestOptions,
     SliceUnit,
 )
-from gigaslice.core.model.pod import ContainerKind, Pod, PodContainer
+from gigaslice.core.model.pod import ClaimUse, ContainerKind, Pod, PodClaim, PodContainer
 from gigaslice.core.model.request import Infeasible, Placement, Reason, Request, Share
 from gigaslice.core.model.resource_types import ResourceTypes, short_name
 from gigaslice.core.model.topology import LinkLevel, Topology
@@ -34,6 +34,7 @@ __all__ = [
     "PRIORITIES",
     "Annotation",
     "AnnotationRights",
+    "ClaimUse",
     "ContainerKind",
     "CsiVolume",
     "Gpu",
@@ -44,6 +45,7 @@ __all__ = [
     "Occupant",
     "Placement",
     "Pod",
+    "PodClaim",
     "PodContainer",
     "Pool",
     "Reason",

@@ -31,12 +31,33 @@ class ContainerKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimUse:
+    """What a container has of its pod's claims to devices. name: as the pod calls the claim. request: the only request
+    of the claim that it has; empty where it has all of them.
+    """
+
+    name: str
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodClaim:
+    """A claim to devices. name: as the pod calls it. claim: the ResourceClaim; empty until it has been made."""
+
+    name: str
+    claim: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PodContainer:
-    """One container. requests: counts by name, of resources that are counted (those with a domain)."""
+    """One container. requests: counts by name, of resources that are counted (those with a domain). claims: what it has
+    of its pod's claims to devices.
+    """
 
     name: str
     kind: ContainerKind = ContainerKind.APP
     requests: Mapping[str, int] = field(default_factory=dict)
+    claims: tuple[ClaimUse, ...] = ()
 
     def asks_for(self, names: Collection[str]) -> bool:
         """Whether it asks for one of these resources, or for GPUs of one type of them."""
@@ -52,7 +73,8 @@ class Pod:
     binds it. created: as the API server writes times. volumes: its inline CSI volumes. nominated: the node on which
     others were evicted for it, while it is unbound. awaits_provisioning: whether volumes or devices of
     others have to be provided before it can be bound. readable: False where all but its names and its node could not be
-    understood: it may hold GPUs that nothing tells. version: its resourceVersion, which is no part of what it is.
+    understood: it may hold GPUs that nothing tells. claims: its claims to devices. version: its resourceVersion, which is
+    no part of what it is.
     """
 
     namespace: str
@@ -71,6 +93,7 @@ class Pod:
     nominated: str = ""
     awaits_provisioning: bool = False
     readable: bool = True
+    claims: tuple[PodClaim, ...] = ()
     version: str = field(default="", compare=False)
 
     def __str__(self) -> str:
@@ -97,6 +120,18 @@ class Pod:
     def asking(self, resource: str) -> tuple[PodContainer, ...]:
         """Its containers that ask for RESOURCE, in the order of admission."""
         return tuple(container for container in self.containers if container.requests.get(resource, 0) > 0)
+
+    def users_of(self, claim: str) -> tuple[tuple[PodContainer, frozenset[str]], ...]:
+        """Its containers that use the ResourceClaim of that name, each with the requests of it that it has; an empty
+        set stands for all of them.
+        """
+        names = {own.name for own in self.claims if own.claim == claim}
+        users = []
+        for container in self.containers:
+            requests = [use.request for use in container.claims if use.name in names]
+            if requests:
+                users.append((container, frozenset(requests) if all(requests) else frozenset[str]()))
+        return tuple(users)
 
     def volumes_of(self, driver: str) -> tuple[CsiVolume, ...]:
         """Its inline volumes of the CSI driver of that name."""

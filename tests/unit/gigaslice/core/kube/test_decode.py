@@ -2,8 +2,10 @@ import json
 
 import pytest
 
+from gigaslice.core.kube import decode
 from gigaslice.core.kube.decode import parse_pod
-from gigaslice.core.model import DATASET_DRIVER, ContainerKind
+from gigaslice.core.kube.object_reader import ObjectReader
+from gigaslice.core.model import DATASET_DRIVER, ContainerKind, PodClaim
 from gigaslice.kubeapi.failures import ApiFailure
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.kubeapi.reading import listed
@@ -166,3 +168,52 @@ def test_attributes_are_bounded():
     volume["csi"]["volumeAttributes"]["k1"] = 7
     (found,) = csi_pod(volume).volumes
     assert set(found.attributes) == {f"k{number}" for number in range(2, 64)}
+
+
+def test_the_claims_of_a_pod_are_named_by_its_spec_or_its_status():
+    document = {
+        "metadata": {"namespace": "team", "name": "p", "uid": "u1"},
+        "spec": {
+            "resourceClaims": [
+                {"name": "own", "resourceClaimTemplateName": "vgpu-8gi"},
+                {"name": "shared", "resourceClaimName": "ours"},
+                {"name": "none", "resourceClaimTemplateName": "late"},
+            ],
+            "initContainers": [{"name": "i", "resources": {"claims": [{"name": "shared"}]}}],
+            "containers": [
+                {
+                    "name": "c",
+                    "resources": {
+                        "claims": [{"name": "own", "request": "a"}, {"name": "own", "request": "b"}]
+                    },
+                },
+                {"name": "d", "resources": {"claims": [{"name": "own", "request": "a"}, {"name": "own"}]}},
+                {"name": "e"},
+            ],
+        },
+        "status": {
+            "resourceClaimStatuses": [{"name": "own", "resourceClaimName": "p-own-x7"}, {"name": "none"}]
+        },
+    }
+    pod = parse_pod(document)
+    assert pod.claims == (PodClaim("own", "p-own-x7"), PodClaim("shared", "ours"), PodClaim("none"))
+    users = {container.name: requests for container, requests in pod.users_of("p-own-x7")}
+    assert users == {"c": {"a", "b"}, "d": frozenset()}, "a container without a request has all of them"
+    assert [container.name for container, _ in pod.users_of("ours")] == ["i"]
+    assert pod.users_of("late") == ()
+    reader = ObjectReader(decode._POD, items="items", at_once=0)
+    (entry,) = reader.feed(json.dumps({"items": [document]}).encode())
+    assert parse_pod(entry.value) == pod, "the outline keeps all that is read of it"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"resourceClaims": "x"},
+        {"resourceClaims": [1]},
+        {"containers": [{"name": "c", "resources": {"claims": 1}}]},
+    ],
+)
+def test_claims_that_make_no_sense_do_not_hide_the_pod(spec):
+    document = {"metadata": {"namespace": "team", "name": "p", "uid": "u1"}, "spec": spec}
+    assert parse_pod(document).claims == ()
