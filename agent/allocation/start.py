@@ -24,10 +24,17 @@ __all__ = ["StartBlocker", "StartChecks"]
 
 @dataclass(frozen=True, slots=True)
 class StartBlocker:
-    """Why a container may not start yet. dataset: its GPUs are there, and a dataset is not."""
+    """Why a container may not start yet.
+
+    Attributes:
+        text: The reason, in a sentence.
+        dataset: Its GPUs are there, and a dataset is not.
+        final: Waiting does not help.
+    """
 
     text: str
     dataset: bool = False
+    final: bool = False
 
 
 class DriverLimits(Protocol):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from agent.apiserver.node_pods import is_refused, is_synced, node_pods
 from agent.apiserver.own_node import NodeAnnotation, Publishing
 from agent.apiserver.pod_reader import PodReader
+from agent.apiserver.pod_waker import PodWaker
 from gigaslice.core.cluster.names import INVENTORY
 from gigaslice.core.kube.event import Regarding
 from gigaslice.core.model import Pod
@@ -84,6 +85,10 @@ class Cluster(Protocol):
         """Has POD evicted, or asks whether that could be."""
         ...
 
+    async def wake(self, pod: Pod) -> str:
+        """Has the kubelet look at POD at once. Returns why that is not possible; an empty text where it was done."""
+        ...
+
     def publish(self, inventory: str) -> None:
         """Has the annotation that says what this node has say INVENTORY. Returns at once."""
         ...
@@ -128,6 +133,10 @@ class NoCluster:
         del dry_run
         return Eviction(f"pod {pod} cannot be evicted without access to the API server")
 
+    async def wake(self, pod: Pod) -> str:
+        """Says that it cannot."""
+        return f"pod {pod} cannot be woken without access to the API server"
+
     def publish(self, inventory: str) -> None:
         """Does nothing."""
 
@@ -161,6 +170,7 @@ class KubeCluster:
         self._reader = PodReader(self._watch)
         self._events = events or EventRecorder(client, "node", node, NODE_RATES)
         self._inventory = NodeAnnotation(client, node, INVENTORY)
+        self._waker = PodWaker(client)
 
     @property
     def expected(self) -> bool:
@@ -194,6 +204,10 @@ class KubeCluster:
         """Hands an event over to be sent."""
         field = "spec.containers{" + container + "}" if container else ""
         self._events.say(Regarding("Pod", pod.namespace, pod.name, pod.uid, field=field), kind, reason, text)
+
+    async def wake(self, pod: Pod) -> str:
+        """Changes an annotation of exactly this pod, not of a later one of its name."""
+        return await self._waker.wake(pod)
 
     def publish(self, inventory: str) -> None:
         """Hands the inventory over to be written."""

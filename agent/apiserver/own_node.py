@@ -147,7 +147,7 @@ class NodeAnnotation:
         """Raises ApiFailure while the token is not known to be kept to annotations of ours."""
         if self._tried_at is None or self._clock() - self._tried_at >= self._again:
             self._tried_at = None
-            await check_bounds(self._client, self._node)
+            await check_bounds(self._client, "nodes", self._node)
             self._tried_at, self._withheld = self._clock(), False
 
     def _due(self) -> None:

@@ -285,7 +285,7 @@ async def _try_publishing(client: KubeClient, node: str) -> Finding:
             remedy = "where those are used, apply deploy/node-policy.yaml (Kubernetes 1.30)"
             text = "it may not patch its node: classes, the scheduler, explain, top and nodes do not see its GPUs"
             return Finding("warn", "publishing", text, remedy)
-        await check_bounds(client, node)
+        await check_bounds(client, "nodes", node)
     except UnboundedError as error:
         return Finding("fail", "publishing", f"withheld: {error}", REMEDY)
     except ApiFailure as error:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.health.health_files import GpuRecord, read_report
 from agent.ledgers.usage import Reading
 from agent.limits.driver_limit_report import DriverLimitReport

@@ -8,13 +8,10 @@ for is told by `agent.allocation.start`, and by `agent.deviceplugin.settlement` 
 
 from __future__ import annotations
 
-import asyncio
-import math
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from agent.allocation.start import StartBlocker, StartChecks
+from agent.allocation.start_wait import StartTimes, StartWaiter
 from agent.apiserver import Cluster
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.settlement import Settlement
@@ -24,40 +21,13 @@ from gigaslice.core.deviceplugin.origin import container_ref, plugin
 from gigaslice.core.errors import GigasliceError
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["StartDecider", "StartTimes"]
+__all__ = ["StartDecider"]
 
 _TAKEN = "the kubelet has given this container's devices to another one; delete the pod"
 
 
-@dataclass(frozen=True, slots=True)
-class StartTimes:
-    """How long a start is waited for, and how often it is decided on. Seconds, and parts of this thread's time.
-
-    Attributes:
-        patience: How long one call is held: the kubelet gives up after 30 seconds.
-        unwatched_patience: The same where nothing would show that the pod is to be deleted.
-        margin: The time before the caller gives up in which what was decided reaches the disk.
-        report_after: The waiting after which the pod is told what it waits for.
-        interval: The shortest time between two decisions over one start.
-        thread_part: What all that wait may take of the thread, since each decision reads the ledgers of all neighbours.
-        changed_part: The same while the allocation table changes, as it does when memory has become free.
-    """
-
-    patience: float = 25.0
-    unwatched_patience: float = 5.0
-    margin: float = 5.0
-    report_after: float = 5.0
-    interval: float = 0.1
-    thread_part: float = 0.05
-    changed_part: float = 0.25
-
-
 class StartDecider:
-    """Decides over the starts of containers that have allocations.
-
-    Attributes:
-        waiting: How many containers wait now.
-    """
+    """Decides over the starts of containers that have allocations."""
 
     def __init__(
         self,
@@ -81,15 +51,12 @@ class StartDecider:
             blocked: Called at each decision to wait: limits and the list of ended pods may be out of date.
             times: How long starts are waited for.
         """
-        self.waiting = 0
+        self._waiter = StartWaiter(store, blocked, times)
         self._store = store
         self._checks = checks
         self._settlement = settlement
         self._cluster = cluster
         self._events = events
-        self._blocked = blocked
-        self._times = times
-        self._closed = False
         self._told: dict[str, str] = {}  # what was last reported within a call, by allocation
         self._log = get_logger("plugin")
 
@@ -129,53 +96,33 @@ class StartDecider:
 
     def close(self) -> None:
         """Makes every call return at its next decision: the agent is about to end."""
-        self._closed = True
+        self._waiter.close()
 
     async def _wait_until_ready(self, allocation_id: str, remaining: float | None) -> StartBlocker | None:
-        longest = math.inf if remaining is None else max(remaining - self._times.margin, remaining / 2)
-        self.waiting += 1
-        try:
-            return await self._wait_until(allocation_id, time.monotonic(), longest)
-        finally:
-            self.waiting -= 1
+        async def blocker() -> StartBlocker | None:
+            while True:
+                allocation = self._store.table.find(allocation_id)
+                if allocation is None:
+                    return StartBlocker(_TAKEN, final=True)
+                reason = await self._blocker(allocation)
+                if reason is not None or not allocation.origin.undecided:
+                    return reason  # else it is decided now, and looked at once more
 
-    async def _wait_until(self, allocation_id: str, came: float, longest: float) -> StartBlocker | None:
-        times = self._times
-        while True:
-            begun = time.thread_time()
-            allocation = self._store.table.find(allocation_id)
-            if allocation is None:
-                return StartBlocker(_TAKEN)
-            blocker = await self._blocker(allocation)
-            if allocation.origin.undecided and blocker is None:
-                continue  # now it is decided
-            held = time.monotonic() - came
-            left = min(self._patience(allocation), longest) - held
-            if blocker is None or self._closed or left <= 0:
-                return blocker
-            if held >= times.report_after and allocation_id not in self._told:
-                self._report(allocation_id, blocker)
-            self._blocked()
-            busy = (time.thread_time() - begun) * self.waiting
-            await self._pause(min(busy / times.changed_part, left), min(busy / times.thread_part, left))
+        def report(reason: StartBlocker) -> None:
+            self._report(allocation_id, reason)
 
-    async def _pause(self, shortest: float, longest: float) -> None:
-        """Sleeps so long, and the shorter time where the allocation table changes or the agent is about to end."""
-        table, begun = self._store.table, time.monotonic()
-        await asyncio.sleep(max(self._times.interval, shortest))
-        while self._store.table is table and not self._closed:
-            left = longest - (time.monotonic() - begun)
-            if left <= 0:
-                return
-            await asyncio.sleep(min(self._times.interval, left))
+        return await self._waiter.wait(blocker, lambda: self._patience(allocation_id), remaining, report)
 
-    def _patience(self, allocation: Allocation) -> float:
+    def _patience(self, allocation_id: str) -> float:
         """Returns how long a call is held in all, by what is known of its pod now: none once it is to be deleted."""
+        allocation, times = self._store.table.find(allocation_id), self._waiter.times
+        if allocation is None:
+            return 0.0
         ref, owner = container_ref(allocation), plugin(allocation).owner
         pod = self._cluster.pod(ref.namespace, ref.pod) if ref and self._cluster.synced else None
         if pod is None or (owner is not None and owner.uid != pod.uid):
-            return min(self._times.unwatched_patience, self._times.patience)
-        return 0.0 if pod.ending else self._times.patience
+            return min(times.unwatched_patience, times.patience)
+        return 0.0 if pod.ending else times.patience
 
     async def _blocker(self, allocation: Allocation) -> StartBlocker | None:
         """Returns why the container may not start yet, as of now."""

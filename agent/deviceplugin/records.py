@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from agent.persistence.codec import VERSION, Codec, positive, string
+from agent.persistence.codec import VERSION, positive, string
 from gigaslice.core.allocation.consumer import ContainerRef, Origin
 from gigaslice.core.allocation.table import Allocation, AllocationTable
 from gigaslice.core.deviceplugin.device_id import format_device_id, parse_device_id, whole_gpu
@@ -26,7 +26,7 @@ from gigaslice.core.deviceplugin.origin import (
 from gigaslice.core.deviceplugin.reconcile import reconciled
 from gigaslice.core.errors import DeviceIdError
 
-__all__ = ["CODEC", "DevicePluginRecords"]
+__all__ = ["DevicePluginRecords"]
 
 _MAX_DEVICE_IDS = 1 << 20
 _KEPT = "_codec_ranges"  # beside the fields of what it is the text of
@@ -112,10 +112,6 @@ class DevicePluginRecords:
     def recovered(self, table: AllocationTable, orphans: Sequence[Allocation]) -> AllocationTable:
         """Returns the table with the answers that only directories know."""
         return reconciled(table, orphans)
-
-
-CODEC = Codec([DevicePluginRecords()])
-"""The records of an agent that hands out allocations by the device-plugin API alone."""
 
 
 def _owner(item: Mapping[str, Any]) -> Owner:

@@ -14,7 +14,7 @@ import vcuda
 from agent.config import Config, socket_name
 from agent.deviceplugin.hosting import host, run_beside, serve_one
 from agent.deviceplugin.link import Link
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.front import sockets, supervise
 from agent.front.channel import Kind
 from agent.front.handover import HANDOVER

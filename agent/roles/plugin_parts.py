@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from agent.allocation.dataset_gate import DatasetGate, NoDatasetGate
 from agent.allocation.service import AllocationService
 from agent.allocation.start import StartChecks
+from agent.allocation.start_wait import StartTimes
 from agent.apiserver import Cluster
 from agent.config import Config
 from agent.deviceplugin.admission import AdmissionResolver
@@ -23,7 +24,7 @@ from agent.deviceplugin.gpu_memory import GpuMemory
 from agent.deviceplugin.gpu_resource import ResourceParts
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.poller import Poller
-from agent.deviceplugin.prestart import StartDecider, StartTimes
+from agent.deviceplugin.prestart import StartDecider
 from agent.deviceplugin.settlement import Settlement, Settler
 from agent.deviceplugin.start_allocation import StartAllocationResolver
 from agent.deviceplugin.whole_gpus import WholeGpus

@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.deviceplugin.link import CallContext
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.static import parse_inventory
 from agent.kubelet import listing

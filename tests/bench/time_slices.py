@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import vcuda
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.inventory.source import Inventory
 from agent.limits.time_slice_manager import TimeSliceManager
 from agent.persistence.store import Store

@@ -300,7 +300,7 @@ def test_the_agents_trial_tells_whether_the_policy_holds(plane):
         async def ask() -> None:
             access = Access("127.0.0.1", plane.port, token=secret, insecure=True)
             async with node_client(access) as client:
-                await check_bounds(client, "tried")
+                await check_bounds(client, "nodes", "tried")
 
         asyncio.run(ask())
 

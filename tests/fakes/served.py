@@ -13,6 +13,7 @@ import grpc
 
 from agent.allocation.dataset_gate import StartCondition
 from agent.allocation.start import StartChecks
+from agent.allocation.start_wait import StartTimes
 from agent.apiserver import Cluster, NoCluster
 from agent.deviceplugin.admission import AdmissionResolver
 from agent.deviceplugin.device_allocator import DeviceAllocator
@@ -23,7 +24,7 @@ from agent.deviceplugin.hosting import serve_one
 from agent.deviceplugin.link import Link
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.poller import Poller
-from agent.deviceplugin.prestart import StartDecider, StartTimes
+from agent.deviceplugin.prestart import StartDecider
 from agent.deviceplugin.servicer import Servicer
 from agent.deviceplugin.settlement import Settlement, Settler
 from agent.deviceplugin.start_allocation import StartAllocationResolver

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.persistence.store import Store
 
 

@@ -239,8 +239,12 @@ class AllocationTable:
         return next((allocation for allocation in self.allocations if allocation.id == allocation_id), None)
 
     def of_key(self, key: str) -> Allocation | None:
-        """The newest allocation that answers the request of that key."""
-        answers = (allocation for allocation in reversed(self.allocations) if allocation.origin.key == key)
+        """The newest allocation that answers the request of that key, and has not ended."""
+        answers = (
+            allocation
+            for allocation in reversed(self.allocations)
+            if allocation.origin.key == key and not allocation.ended
+        )
         return next(answers, None) if key else None
 
     def with_allocation(self, allocation: Allocation) -> AllocationTable:

@@ -11,6 +11,9 @@ INVENTORY = "gigaslice.io/inventory"
 ASSIGNMENT = "gigaslice.io/assignment"
 """Annotation of a pod: the GPUs that the scheduler chose, written together with the binding."""
 
+WAKE = "gigaslice.io/wake"
+"""Annotation of a pod: when its node's agent last had the kubelet ask again for its claims, in Unix milliseconds."""
+
 MEMORY_RESOURCE = "gigaslice.io/vgpu-memory"
 GPU_RESOURCE = "gigaslice.io/gpu"
 CLASS_PREFIX = "gpuclass.gigaslice.io/"

@@ -30,6 +30,8 @@ REASONS = (
     EventReason("AssignmentNotExecutable", "Warning",
            "the GPUs that the scheduler chose cannot be had as it chose them, or no scheduler of gigaslice chose any; "
            "the event says what to do"),
+    EventReason("ClaimNotExecutable", "Warning",
+           "the pod's claim to devices cannot be had as it is written or used; the event says what to change"),
     EventReason("AllocationNotRecorded", "Warning",
            "the node's disk refused the record of the allocation; the pod has failed, and no more come for now"),
     EventReason("InvalidAnnotation", "Warning",

@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 
 import vcuda
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.front.front import PATIENCE_SECONDS
 from agent.persistence.store import read_only
 from gigaslice.core.deviceplugin.origin import held

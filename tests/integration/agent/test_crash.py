@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 import vcuda
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.persistence.store import read_only

@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from agent.deviceplugin.prestart import StartTimes
-from agent.deviceplugin.records import CODEC
+from agent.allocation.start_wait import StartTimes
+from agent.roles.records import CODEC
 from agent.inventory.holder import InventoryHolder
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.persistence.store import Store, read_only

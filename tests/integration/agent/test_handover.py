@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from agent.control import client
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.persistence.store import read_only

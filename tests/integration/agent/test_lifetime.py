@@ -9,7 +9,7 @@ import time
 import pytest
 
 import vcuda
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.nodes import GIB
 from tests.integration.agent.conftest import (

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from agent.control import client
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.persistence.store import read_only
 from gigaslice.core.deviceplugin.origin import plugin
 from gigaslice.core.errors import ControlError, GigasliceError, MissingError

@@ -15,7 +15,7 @@ from typing import Any
 
 from agent.control.messages import ResizeAnswer
 from agent.control.server import decode_change
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.health import health_files
 from agent.kubelet import kubelet_checkpoint
 from agent.limits import driver_limit_report

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from agent.deviceplugin.messages import container_response
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.providers.container_edits import ContainerEdits, Mount
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationTable

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from agent.commands import status_rows
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.health.health_files import GpuRecord, Report, write_report
 from agent.limits.driver_limit_report import FILE, DriverLimitReport, PodWall
 from agent.limits.driver_limit_report import write_report as write_limits

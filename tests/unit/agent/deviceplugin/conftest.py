@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.deviceplugin.prestart import StartTimes
+from agent.allocation.start_wait import StartTimes
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from gigaslice.core.deviceplugin.lifetime import ListedPod
 from tests.fakes.cluster import MemoryCluster

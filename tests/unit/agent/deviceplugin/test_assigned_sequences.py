@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import vcuda
 from agent.allocation.request import ImpossibleError
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.deviceplugin.requester import ContainerMatch, PreviousHolders, Requester
 from agent.inventory.holder import InventoryHolder
 from agent.persistence.store import Store

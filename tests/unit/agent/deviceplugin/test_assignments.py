@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import vcuda
-from agent.deviceplugin.prestart import StartTimes
+from agent.allocation.start_wait import StartTimes
 from gigaslice.core.deviceplugin.origin import plugin
 from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
 from gigaslice.core.model import Share

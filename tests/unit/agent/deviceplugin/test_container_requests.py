@@ -7,7 +7,7 @@ import pytest
 import vcuda
 from agent.allocation.request import ImpossibleError
 from agent.deviceplugin.pod_events import remarks
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.deviceplugin.requester import ContainerMatch, Requester
 from agent.deviceplugin.settlement import Settler
 from agent.inventory.source import Inventory

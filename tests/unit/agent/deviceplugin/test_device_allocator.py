@@ -5,7 +5,7 @@ import pytest
 
 import vcuda
 from agent.allocation.request import ImpossibleError
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.deviceplugin.requester import PreviousHolders
 from agent.inventory.holder import InventoryHolder
 from gigaslice.core.allocation.consumer import ContainerRef

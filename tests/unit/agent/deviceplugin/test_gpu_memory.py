@@ -8,7 +8,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from agent.deviceplugin.prestart import StartTimes
+from agent.allocation.start_wait import StartTimes
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from gigaslice.core.errors import StorageError

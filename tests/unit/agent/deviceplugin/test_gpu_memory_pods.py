@@ -9,9 +9,9 @@ import pytest
 
 import vcuda
 from agent.allocation.service import AllocationService
+from agent.allocation.start_wait import StartTimes
 from agent.apiserver import Eviction
-from agent.deviceplugin import prestart, settlement
-from agent.deviceplugin.prestart import StartTimes
+from agent.deviceplugin import settlement
 from gigaslice.core.deviceplugin.origin import plugin, with_origin
 from gigaslice.core.deviceplugin.reconcile import KeptAllocateResponse
 from tests.fakes.nodes import device_ids, uuid
@@ -201,7 +201,6 @@ def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, 
         assert asked == [True], "not ten times a second"
         assert not cluster.said("EvictionPending"), "no event announces what does not come"
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 61.0, thread_time=time.thread_time)
-        monkeypatch.setattr(prestart, "time", later)
         monkeypatch.setattr(settlement, "time", later)
         for _ in range(2):
             assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(chosen)))

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from agent.allocation.start_wait import StartTimes
 from agent.deviceplugin.pod_events import PodEvents
-from agent.deviceplugin.prestart import StartTimes
 from agent.deviceplugin.requester import ContainerMatch
 from gigaslice.core.deviceplugin.origin import plugin
 from gigaslice.core.model import AnnotationRights

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from agent.allocation.start_wait import StartTimes
 from agent.apiserver import NoCluster
 from agent.deviceplugin.pod_events import PodEvents
-from agent.deviceplugin.prestart import StartTimes
 from gigaslice.core.deviceplugin.origin import Owner, with_origin
 from gigaslice.core.model import Pod
 from tests.fakes.cluster import MemoryCluster

@@ -5,10 +5,10 @@ import itertools
 
 import pytest
 
+from agent.allocation.start_wait import StartTimes
 from agent.deviceplugin.admission import AdmissionResolver
 from agent.deviceplugin.gpu_resource import ResourceParts
 from agent.deviceplugin.pod_events import PodEvents
-from agent.deviceplugin.prestart import StartTimes
 from agent.deviceplugin.whole_gpus import WholeGpus
 from agent.inventory.holder import InventoryHolder
 from agent.providers.resource import NotYetError, RefusedError

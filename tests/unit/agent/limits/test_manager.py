@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import vcuda
 from agent.allocation.request import ImpossibleError
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.deviceplugin.requester import ContainerMatch, Requester
 from agent.deviceplugin.settlement import Settler
 from agent.deviceplugin.withholding import Withholding

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import vcuda
 from agent.allocation.request import ImpossibleError
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.deviceplugin.reviews import carry_out
 from agent.inventory.holder import InventoryHolder
 from agent.persistence.store import Store

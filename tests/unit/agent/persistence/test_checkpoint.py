@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.persistence import codec
 from agent.persistence.checkpoint import CheckpointFile
 from gigaslice.core.allocation.table import AllocationTable

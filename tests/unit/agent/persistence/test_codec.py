@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.persistence import codec
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationOptions, AllocationTable, LiveLimit

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import vcuda
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.ledgers import usage
 from agent.persistence.directories import AllocationDirs
 from gigaslice.core.allocation.consumer import ContainerRef

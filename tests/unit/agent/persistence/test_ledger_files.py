@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import vcuda
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.ledgers import usage
 from agent.persistence.ledger_files import ledger_path
 from agent.persistence.store import Store, read_only
@@ -238,7 +238,7 @@ except subprocess.CalledProcessError as error:
     print(error.stderr.decode(), file=sys.stderr)
     raise SystemExit(77)
 import vcuda
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.persistence.ledger_files import ledger_path
 from agent.persistence.store import Store
 from tests.fakes.nodes import allocation

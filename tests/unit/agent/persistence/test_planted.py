@@ -8,7 +8,7 @@ import pytest
 
 import vcuda
 from agent.commands import status_rows
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.health import health_files as health
 from agent.persistence.store import Store
 from gigaslice.core.deviceplugin.origin import plugin

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 import vcuda
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.deviceplugin.reviews import carry_out
 from agent.ledgers import usage
 from agent.persistence.store import Store, read_only

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.health.health_files import Report, change_cordons, read_report, write_report
 from agent.persistence.store import Store
 from gigaslice.core.allocation.table import AllocationTable

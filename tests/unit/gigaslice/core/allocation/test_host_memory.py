@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from gigaslice.core.allocation import host_memory, start_decision
 from gigaslice.core.allocation.table import AllocationOptions, AllocationTable
 from gigaslice.core.deviceplugin.handing_out import with_handed_out

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.persistence.recovery import recover
 from gigaslice.core.allocation import start_decision
 from gigaslice.core.allocation.table import AllocationTable

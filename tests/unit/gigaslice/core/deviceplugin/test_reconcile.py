@@ -3,7 +3,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.deviceplugin.records import CODEC
+from agent.roles.records import CODEC
 from agent.persistence.recovery import recover
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationTable, Hold

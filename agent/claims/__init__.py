@@ -1,0 +1,1 @@
+"""The kubelet's API for claims to devices (DRA) as an adapter: claims are prepared and unprepared, slices published."""

@@ -1,0 +1,118 @@
+"""One claim as requests for the allocation service: what the API server has allocated, executed as it stands. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from agent.allocation.request import AllocationRequest, NotExecutableError
+from gigaslice.core.allocation.consumer import Consumer
+from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.claims.origin import ClaimDevice, ClaimOrigin
+from gigaslice.core.claims.resource_claim import ClaimResult, ResourceClaim
+from gigaslice.core.model import CORES_PER_GPU, Gpu, Placement, RequestOptions, Share
+
+__all__ = ["ClaimRequest", "claim_request"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """Requests of a claim that have one quota, as the allocation service takes them."""
+
+    request: AllocationRequest
+    claim_origin: ClaimOrigin
+
+    @property
+    def key(self) -> str:
+        """The key of the origin."""
+        return self.claim_origin.key
+
+    def before(self, table: AllocationTable) -> AllocationTable:
+        """Returns the table as it is: a claim takes nobody's place."""
+        return table
+
+    def origin(self, placement: Placement) -> ClaimOrigin:
+        """Returns the claim: the placement is the API server's."""
+        del placement
+        return self.claim_origin
+
+    def after(self, table: AllocationTable) -> AllocationTable:
+        """Returns the table as it is."""
+        return table
+
+    def refusal(self, detail: str) -> str:
+        """Returns the sentence for a claim that can never be served."""
+        return f"claim {self.claim_origin}: {detail}"
+
+
+def claim_request(
+    claim: ResourceClaim,
+    group: Sequence[str],
+    gpus: Mapping[str, Gpu],
+    options: RequestOptions,
+    *,
+    consumers: tuple[Consumer, ...],
+    boot_id: str,
+    follows_annotations: bool,
+) -> ClaimRequest:
+    """Returns the request for some requests of a claim.
+
+    Args:
+        claim: The claim, with its devices.
+        group: The requests that have one quota.
+        gpus: The node's GPUs by the names of their devices.
+        options: What the claim asks for beside memory.
+        consumers: The containers that use them, as far as they are known.
+        boot_id: The boot of the machine.
+        follows_annotations: Its options are those of its pod's annotations.
+
+    Raises:
+        NotExecutableError: A device is none of this node's GPUs, or has an amount that no GPU has.
+    """
+    results = [result for result in claim.results if result.main in group]
+    amounts: dict[str, tuple[int, int]] = {}
+    devices = []
+    for result in results:
+        gpu = gpus.get(result.device)
+        if gpu is None:
+            raise NotExecutableError(
+                f"claim {claim}: this node has no GPU {result.device} now; the claim's pods start here once it is back, or "
+                "on another node when they are made again"
+            )
+        slices, cores = amounts.get(gpu.uuid, (0, 0))
+        amounts[gpu.uuid] = slices + _slices(result, gpu), min(CORES_PER_GPU, cores + (result.cores or 0))
+        devices.append(
+            ClaimDevice(result.request, result.pool, result.device, result.share_id, gpu.uuid)
+        )
+    shares = tuple(Share(uuid, slices, cores) for uuid, (slices, cores) in amounts.items())
+    by_uuid = {gpu.uuid: gpu for gpu in gpus.values()}
+    for share in shares:
+        if share.slices > by_uuid[share.gpu].slices:
+            raise NotExecutableError(
+                f"claim {claim}: {share.slices} slices of {share.gpu}, which has {by_uuid[share.gpu].slices}; delete the "
+                "claim and its pods, so that they are placed again"
+            )
+    return ClaimRequest(
+        AllocationRequest(
+            sum(share.slices for share in shares),
+            replace(options, cores=shares[0].cores),
+            assigned=shares,
+        ),
+        ClaimOrigin(
+            claim.namespace,
+            claim.name,
+            claim.uid,
+            tuple(group),
+            tuple(devices),
+            consumers,
+            boot_id,
+            follows_annotations,
+        ),
+    )
+
+
+def _slices(result: ClaimResult, gpu: Gpu) -> int:
+    """Returns how many slices a result has: all of the GPU where it does not say."""
+    if result.memory_bytes is None:
+        return gpu.slices
+    return max(1, -(-result.memory_bytes // gpu.slice_bytes))

@@ -1,0 +1,335 @@
+"""NodePrepareResources: makes the allocations of a claim, and answers once its containers may start.
+
+The kubelet asks once for each claim, whatever pods and containers use it, and gives every later pod the first answer.
+An error costs a pod 72 seconds, the kubelet's ordinary resync: so a call is held while something stands in the way that
+time can mend, as long as anybody waits for it (`agent.allocation.start_wait`), and a pod that was answered with an
+error is woken once its start would succeed (`agent.claims.waking`).
+
+The order is record, directory, file of the runtime, answer. A process that ends in between leaves what the next call
+finds by the claim's UID and finishes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from agent.allocation.request import ImpossibleError
+from agent.allocation.service import AllocationService
+from agent.allocation.start import StartBlocker, StartChecks
+from agent.allocation.start_wait import StartWaiter
+from agent.apiserver import Cluster
+from agent.claims.cdi_files import CdiFiles, cdi_name
+from agent.claims.claim_events import ClaimEvents
+from agent.claims.claim_reader import ClaimReader
+from agent.claims.claim_request import ClaimRequest, claim_request
+from agent.claims.messages import ClaimName, PrepareAnswer, PreparedDevice
+from agent.persistence.store import Store
+from agent.providers.container_edits import ContainerEdits, gpu_edits, quota_mounts
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.claims.consumers import claim_consumers, claim_groups, misuse
+from gigaslice.core.claims.names import device_name
+from gigaslice.core.claims.origin import claim_of, of_claim, with_consumers
+from gigaslice.core.claims.parameters import claim_options, follows_pod
+from gigaslice.core.claims.resource_claim import ResourceClaim
+from gigaslice.core.errors import GigasliceError, StorageError
+from gigaslice.core.model import AnnotationRights, Pod, RequestOptions, SliceUnit, parse_options
+from gigaslice.kubeapi.failures import ApiFailure
+from gigaslice.runtime.logs import get_logger
+
+__all__ = ["ClaimPreparation", "edits_of"]
+
+_READ_SECONDS = 5.0  # for one attempt to read a claim
+_READ_AGAIN = 0.5
+_NOT_RESERVED = "the claim is not reserved for a pod any more; nothing to prepare"
+
+
+class _RefusedError(GigasliceError):
+    """The claim cannot be had as it is; the text reaches its pods' events."""
+
+
+class _Calls:
+    """The calls for one claim that are under way."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.lock = asyncio.Lock()
+
+
+class ClaimPreparation:
+    """Prepares claims.
+
+    Attributes:
+        refused: What claims were last answered with an error for, and wait: by UID, in the order of their arrival.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        service: AllocationService,
+        checks: StartChecks,
+        waiter: StartWaiter,
+        cluster: Cluster,
+        claims: ClaimReader,
+        cdi: CdiFiles,
+        *,
+        unit: SliceUnit,
+        rights: AnnotationRights,
+        visible_devices: str,
+        boot_id: str,
+        allocated: Callable[[], None],
+    ) -> None:
+        """Initializes it.
+
+        Args:
+            store: The allocation table.
+            service: Makes the allocations.
+            checks: Tells what a start waits for.
+            waiter: Holds the calls.
+            cluster: The pods of this node.
+            claims: Reads claims.
+            cdi: The files for the container runtime.
+            unit: What a slice is.
+            rights: Which options of a claim count.
+            visible_devices: How GPUs are named to the runtime, "env" or "cdi".
+            boot_id: The boot of the machine.
+            allocated: Called when allocations were made.
+        """
+        self.refused: dict[str, ClaimName] = {}
+        self._store = store
+        self._service = service
+        self._checks = checks
+        self._waiter = waiter
+        self._cluster = cluster
+        self._claims = claims
+        self._cdi = cdi
+        self._unit = unit
+        self._rights = rights
+        self._visible_devices = visible_devices
+        self._boot_id = boot_id
+        self._allocated = allocated
+        self._events = ClaimEvents(cluster)
+        self._calls: dict[str, _Calls] = {}
+        self._log = get_logger("claims")
+
+    async def prepare(self, name: ClaimName, remaining: float | None) -> PrepareAnswer:
+        """Answers for one claim.
+
+        Args:
+            name: The claim.
+            remaining: Seconds until the kubelet gives up; None where it does not.
+        """
+        until = time.monotonic() + remaining if remaining is not None else None
+        calls = self._calls.setdefault(name.uid, _Calls())
+        calls.count += 1
+        try:
+            async with calls.lock:  # two pods of one claim are two calls at a time
+                answer = await self._prepare(name, until)
+        finally:
+            calls.count -= 1
+            if not calls.count:
+                del self._calls[name.uid]
+        if answer.error:
+            self.refused.setdefault(name.uid, name)
+            self._log.info("claim not prepared", claim=str(name), uid=name.uid, detail=answer.error)
+        else:
+            self.refused.pop(name.uid, None)
+        return answer
+
+    async def _prepare(self, name: ClaimName, until: float | None) -> PrepareAnswer:
+        pods: tuple[Pod, ...] = ()
+        try:
+            claim = await self._read(name, until)
+            pods = await self._pods(claim)
+            if pods and all(pod.ending or pod.terminal for pod in pods):
+                raise _RefusedError(f"claim {name}: {_NOT_RESERVED}")
+            allocations = await self._allocations(claim, pods)
+            if blocker := await self._wait(claim, allocations, pods, until):
+                self._events.waiting(pods, blocker.text, dataset=blocker.dataset)
+                return PrepareAnswer(error=blocker.text)
+            for allocation in allocations:
+                if not await self._checks.recorded(allocation.id):
+                    return PrepareAnswer(error="the claim was unprepared meanwhile; asked again by itself")
+        except (_RefusedError, ImpossibleError) as error:
+            self._events.impossible(pods, str(error))
+            return PrepareAnswer(error=str(error))
+        except ApiFailure as failure:
+            return PrepareAnswer(error=f"claim {name} cannot be read: {failure}")
+        except GigasliceError as error:
+            self._log.error("claim not prepared", claim=str(name), detail=str(error))
+            return PrepareAnswer(error=str(error))
+        return PrepareAnswer(tuple(self._devices(allocations)))
+
+    # --- what it is ------------------------------------------------------------------------------------------
+
+    async def _read(self, name: ClaimName, until: float | None) -> ResourceClaim:
+        """Reads a claim, again and again while the API server does not say and somebody waits."""
+        while True:
+            try:
+                claim = await self._claims.read(name.namespace, name.name, _READ_SECONDS)
+                break
+            except ValueError as error:
+                raise _RefusedError(f"claim {name} makes no sense to this driver: {error}") from error
+            except ApiFailure:
+                if until is None or time.monotonic() + _READ_AGAIN + self._waiter.times.margin > until:
+                    raise
+                await asyncio.sleep(_READ_AGAIN)
+        if claim is None or claim.uid != name.uid:
+            raise _RefusedError(f"claim {name} with the UID {name.uid} is gone; nothing to prepare")
+        if not claim.results:
+            raise _RefusedError(f"claim {name} has no device of this driver")
+        if not claim.reserved_for:
+            raise _RefusedError(f"claim {name}: {_NOT_RESERVED}")
+        if any(result.admin_access for result in claim.results):
+            raise _RefusedError(
+                f"claim {name} asks for admin access, which gives nothing here: a share of memory is no access to a GPU "
+                "for monitoring; leave adminAccess out"
+            )
+        return claim
+
+    async def _pods(self, claim: ResourceClaim) -> tuple[Pod, ...]:
+        """Returns the pods that a claim is reserved for, as far as they are known; at least one is waited for."""
+        uids = {reference.uid for reference in claim.reserved_for}
+
+        def reserved(pods: Mapping[tuple[str, str], Pod]) -> tuple[Pod, ...]:
+            return tuple(
+                pod for pod in pods.values() if pod.namespace == claim.namespace and pod.uid in uids
+            )
+
+        pods = reserved(self._cluster.pods)
+        if not pods and self._cluster.expected:
+            await self._cluster.news(0.2)
+            pods = reserved(self._cluster.pods) or reserved(await self._cluster.read(_READ_SECONDS) or {})
+        return pods
+
+    async def _allocations(self, claim: ResourceClaim, pods: Sequence[Pod]) -> tuple[Allocation, ...]:
+        """Returns the allocations of a claim, made now or before, with all their files."""
+        prepared = of_claim(self._store.table, claim.uid)
+        requests = claim.requests
+        groups = tuple(origin.requests for _, origin in prepared) or claim_groups(requests, pods, claim.name)
+        for pod in pods:
+            if sentence := misuse(pod, claim.name, groups, await self._other_claims(pod, claim)):
+                raise _RefusedError(f"pod {pod}: {sentence}")
+        adapters = [self._request(claim, group, pods) for group in groups]
+        allocations = self._service.allocate(adapters)
+        if not prepared:
+            self._allocated()
+            self._events.allocated(pods, allocations)
+        followed = [
+            with_consumers(
+                allocation, claim_consumers(group, pods, claim.name, requests) or allocation.consumers
+            )
+            for allocation, group in zip(allocations, groups, strict=True)
+        ]
+        if followed != list(allocations):
+            self._store.update(self._store.table.replaced(followed))
+        self._cdi.write(
+            claim.uid,
+            {
+                allocation.id: edits_of(self._store, allocation, self._visible_devices)
+                for allocation in allocations
+            },
+        )
+        return tuple(followed)
+
+    async def _other_claims(self, pod: Pod, claim: ResourceClaim) -> list[str]:
+        """Returns the names of further claims with devices of ours that a container of a pod has beside this one."""
+        beside = {
+            own.claim
+            for container, _ in pod.users_of(claim.name)
+            for use in container.claims
+            for own in pod.claims
+            if own.name == use.name and own.claim and own.claim != claim.name
+        }
+        ours = []
+        for name in sorted(beside):
+            other = await self._claims.read(pod.namespace, name, _READ_SECONDS)
+            if other is not None and other.results:
+                ours.append(name)
+        return ours
+
+    def _request(self, claim: ResourceClaim, group: Sequence[str], pods: Sequence[Pod]) -> ClaimRequest:
+        consumers = claim_consumers(group, pods, claim.name, claim.requests)
+        follows = follows_pod(claim) and len({consumer.uid for consumer in consumers}) == 1
+        options = self._options(claim, group, pods, consumers[0].ref.container if follows else "")
+        if options.mistakes:
+            raise _RefusedError(f"claim {claim}: {'; '.join(options.mistakes)}")
+        return claim_request(
+            claim,
+            group,
+            {device_name(gpu.uuid): gpu for gpu in self._service.inventory.gpus},
+            options,
+            consumers=consumers,
+            boot_id=self._boot_id,
+            follows_annotations=follows,
+        )
+
+    def _options(
+        self, claim: ResourceClaim, group: Sequence[str], pods: Sequence[Pod], container: str
+    ) -> RequestOptions:
+        """Returns what a claim asks for; of one that was made for CONTAINER what the annotations of its pod say."""
+        if container:
+            return parse_options(pods[0].annotations, container, self._unit, self._rights)
+        return claim_options(claim, group, self._unit, self._rights)
+
+    # --- waiting ---------------------------------------------------------------------------------------------
+
+    async def _wait(
+        self,
+        claim: ResourceClaim,
+        allocations: Sequence[Allocation],
+        pods: Sequence[Pod],
+        until: float | None,
+    ) -> StartBlocker | None:
+        async def blocker() -> StartBlocker | None:
+            return await self.blocker(claim.uid)
+
+        def report(reason: StartBlocker) -> None:
+            self._events.waiting(pods, reason.text, dataset=reason.dataset)
+
+        remaining = None if until is None else until - time.monotonic()
+        return await self._waiter.wait(blocker, lambda: self._patience(pods), remaining, report)
+
+    async def blocker(self, uid: str) -> StartBlocker | None:
+        """Returns what the containers of a prepared claim still wait for, as of now."""
+        prepared = of_claim(self._store.table, uid)
+        if not prepared:
+            return StartBlocker("the claim was unprepared meanwhile; asked again by itself", final=True)
+        for allocation, _ in prepared:
+            if (reason := await self._checks.blocker(allocation)) is not None:
+                return reason
+        return None
+
+    def _patience(self, pods: Sequence[Pod]) -> float:
+        """Returns how long a call is held by what is known of its pods now: none once all are to be deleted."""
+        if not pods or not self._cluster.synced:
+            return self._waiter.times.unwatched_patience
+        for reserved in pods:
+            pod = self._cluster.pod(reserved.namespace, reserved.name)
+            if pod is not None and pod.uid == reserved.uid and not pod.ending and not pod.terminal:
+                return self._waiter.times.patience
+        return 0.0
+
+    def _devices(self, allocations: Sequence[Allocation]) -> Sequence[PreparedDevice]:
+        devices = []
+        for allocation in allocations:
+            origin = claim_of(allocation)
+            edits = edits_of(self._store, allocation, self._visible_devices)
+            for device in origin.devices if origin is not None else ():
+                devices.append(
+                    PreparedDevice(
+                        requests=(device.request.partition("/")[0],),
+                        pool=device.pool,
+                        device=device.device,
+                        cdi=(*edits.cdi, cdi_name(allocation.id)),
+                        share_id=device.share_id,
+                    )
+                )
+        return devices
+
+
+def edits_of(store: Store, allocation: Allocation, visible_devices: str) -> ContainerEdits:
+    """Returns what a container gets that uses an allocation."""
+    mounts = quota_mounts(store.dirs.path(allocation.id), store.library_dir)
+    return gpu_edits(allocation.id, tuple(allocation.quota()), visible_devices, mounts)

@@ -1,0 +1,183 @@
+"""NodeUnprepareResources: gives claims up, and whatever ends without that call.
+
+The call comes when the last pod of a claim has ended on this node, so there is nothing to find out, and an error would
+keep the pod Terminating. What processes still hold counts until they have ended (`AllocationService.release`). Two
+things go beyond the call. On Kubernetes 1.36 a pod can attach to a claim while it is being unprepared, and then runs
+with what was prepared: while the API server shows such a pod, the claim stays. And a claim that ended while the kubelet
+or this agent was away gets no call: records are compared with the API server's claims, by UID.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from agent.allocation.service import AllocationService
+from agent.apiserver import Cluster
+from agent.claims.cdi_files import CdiFiles
+from agent.claims.claim_reader import ClaimReader
+from agent.claims.messages import ClaimName
+from agent.persistence.store import Store
+from gigaslice.core.claims.origin import ClaimOrigin, claim_of, of_claim
+from gigaslice.core.errors import GigasliceError
+from gigaslice.core.model import Pod
+from gigaslice.kubeapi.failures import ApiFailure
+from gigaslice.runtime.log_once import LogOnce
+from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.wakeup import Alarm
+
+__all__ = ["ClaimRelease"]
+
+_ROUND_SECONDS = 1.0  # between two looks at what has ended while its processes live
+_COMPARE_SECONDS = 60.0  # between two comparisons of claims without a pod with the API server's
+_READ_SECONDS = 5.0
+
+
+class ClaimRelease:
+    """Ends the allocations of claims."""
+
+    def __init__(
+        self,
+        store: Store,
+        service: AllocationService,
+        cluster: Cluster,
+        claims: ClaimReader,
+        cdi: CdiFiles,
+        *,
+        preparing: Callable[[str], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Initializes it.
+
+        Args:
+            store: The allocation table.
+            service: Releases allocations.
+            cluster: The pods of this node.
+            claims: Reads claims.
+            cdi: The files for the container runtime.
+            preparing: Whether a claim of that UID is being prepared now.
+            clock: Seconds that never go back.
+        """
+        self._store = store
+        self._service = service
+        self._cluster = cluster
+        self._claims = claims
+        self._cdi = cdi
+        self._preparing = preparing
+        self._clock = clock
+        self._attached: dict[str, ClaimName] = {}  # unprepared, while a pod had attached
+        self._compare_at: dict[str, float] = {}  # by UID
+        self._alarm = Alarm()
+        self._reported = LogOnce()
+        self._log = get_logger("claims")
+
+    async def unprepare(self, name: ClaimName) -> str:
+        """Gives a claim up. Returns why that failed; an empty text where it is done, or was before."""
+        pods = self._live_pods(name.namespace, name.name) if of_claim(self._store.table, name.uid) else ()
+        if pods:
+            self._attached[name.uid] = name
+            self._log.info("claim unprepared while pods have it", claim=str(name), pods=[str(pod) for pod in pods])
+            self._alarm.ring()
+            return ""
+        try:
+            self._release(name.uid)
+        except GigasliceError as error:
+            self._log.error("claim not unprepared", claim=str(name), uid=name.uid, detail=str(error))
+            return str(error)
+        return ""
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        self._store.watchers.append(self._alarm.ring)
+        following = asyncio.create_task(self._follow_pods())
+        try:
+            while True:
+                try:
+                    await self.look()
+                    self._reported.over("failed")
+                except GigasliceError as error:
+                    if self._reported.new("failed", str(error)):
+                        self._log.error("claims not released", detail=str(error))
+                await self._alarm.wait(_ROUND_SECONDS)
+        finally:
+            self._store.watchers.remove(self._alarm.ring)
+            following.cancel()
+            await asyncio.wait([following])
+
+    async def look(self) -> None:
+        """Finishes what has ended, and finds what ended without a call."""
+        for uid, name in list(self._attached.items()):
+            if not self._live_pods(name.namespace, name.name):
+                del self._attached[uid]
+                self._release(uid)
+        ended = [
+            allocation.id
+            for allocation in self._store.table.allocations
+            if allocation.ended and claim_of(allocation) is not None
+        ]
+        if any(not self._store.reading(allocation_id).alive for allocation_id in ended):
+            self._service.release(ended)
+        await self._compare()
+
+    def prepared(self, uid: str) -> None:
+        """Notes that a claim was prepared again."""
+        self._attached.pop(uid, None)
+
+    async def _follow_pods(self) -> None:
+        while True:
+            await self._cluster.news(_COMPARE_SECONDS)
+            self._alarm.ring()
+
+    def _live_pods(self, namespace: str, claim: str) -> tuple[Pod, ...]:
+        """Returns the pods that have a claim and have not ended, as far as the API server shows them."""
+        if not self._cluster.synced:
+            return ()
+        return tuple(
+            pod
+            for pod in self._cluster.pods.values()
+            if pod.namespace == namespace
+            and not pod.ending
+            and not pod.terminal
+            and any(own.claim == claim for own in pod.claims)
+        )
+
+    def _release(self, uid: str) -> None:
+        self._attached.pop(uid, None)
+        self._service.release([allocation.id for allocation, _ in of_claim(self._store.table, uid)])
+        self._cdi.remove(uid)
+
+    async def _compare(self) -> None:
+        """Compares claims that no pod of this node shows with those of the API server."""
+        if not self._cluster.synced:
+            return
+        claims: dict[str, ClaimOrigin] = {}
+        for allocation in self._store.table.allocations:
+            origin = claim_of(allocation)
+            if origin is not None and not allocation.ended:
+                claims[origin.uid] = origin
+        self._compare_at = {uid: due for uid, due in self._compare_at.items() if uid in claims}
+        for uid, origin in claims.items():
+            pods = [
+                pod
+                for pod in self._cluster.pods.values()
+                if pod.namespace == origin.namespace and any(own.claim == origin.claim for own in pod.claims)
+            ]
+            if pods or self._preparing(uid) or uid in self._attached:
+                self._compare_at.pop(uid, None)
+            elif self._clock() >= self._compare_at.get(uid, -1.0):
+                self._compare_at[uid] = self._clock() + _COMPARE_SECONDS
+                await self._compare_claim(origin)
+
+    async def _compare_claim(self, origin: ClaimOrigin) -> None:
+        try:
+            claim = await self._claims.read(origin.namespace, origin.claim, _READ_SECONDS)
+        except (ApiFailure, ValueError):
+            return  # it may still be there
+        if claim is not None and claim.uid == origin.uid and claim.reserved_for:
+            return
+        if self._preparing(origin.uid):
+            return
+        self._log.info("claim is gone; released", claim=str(origin), uid=origin.uid)
+        self._release(origin.uid)
+

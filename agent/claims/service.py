@@ -1,0 +1,37 @@
+"""What the kubelet asks about claims, answered by the parts that do it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from agent.claims.messages import ClaimName, PrepareAnswer
+from agent.claims.preparation import ClaimPreparation
+from agent.claims.release import ClaimRelease
+
+__all__ = ["Claims"]
+
+
+class Claims:
+    """Prepares and unprepares claims, all of one call beside each other."""
+
+    def __init__(self, preparation: ClaimPreparation, release: ClaimRelease) -> None:
+        self._preparation = preparation
+        self._release = release
+
+    async def prepare(
+        self, claims: Sequence[ClaimName], remaining: float | None
+    ) -> Mapping[str, PrepareAnswer]:
+        """Prepares claims. Returns an answer for each, by UID."""
+        answers = await asyncio.gather(*(self._prepare(name, remaining) for name in claims))
+        return {name.uid: answer for name, answer in zip(claims, answers, strict=True)}
+
+    async def unprepare(self, claims: Sequence[ClaimName]) -> Mapping[str, str]:
+        """Unprepares claims. Returns why not, by UID."""
+        return {name.uid: await self._release.unprepare(name) for name in claims}
+
+    async def _prepare(self, name: ClaimName, remaining: float | None) -> PrepareAnswer:
+        answer = await self._preparation.prepare(name, remaining)
+        if not answer.error:
+            self._release.prepared(name.uid)
+        return answer

@@ -1,0 +1,139 @@
+"""Has the kubelet ask again at once for a claim whose call was answered with an error.
+
+The kubelet repeats such a call after 72 seconds, its ordinary resync of a pod, and within 0.3 seconds of a change of
+the pod's metadata. So one annotation of the pod is written when its start would succeed: in the order in which the
+claims came, since each start may take what the next one needs. What was answered while this agent was not there, or
+was being started, is not known; so at its start every pod of the node that waits with a claim is woken once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from agent.allocation.start import StartBlocker
+from agent.apiserver import Cluster
+from agent.claims.claim_reader import ClaimReader
+from agent.claims.messages import ClaimName
+from agent.persistence.store import Store
+from gigaslice.core.model import Pod
+from gigaslice.kubeapi.failures import ApiFailure
+from gigaslice.runtime.log_once import LogOnce
+from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.wakeup import Alarm
+
+__all__ = ["ClaimWaking"]
+
+_ROUND_SECONDS = 0.5
+_AGAIN_SECONDS = 10.0  # until a pod is woken again whose claim was not asked for
+_READ_SECONDS = 5.0
+_SYNC_SECONDS = 30.0  # that the pods are waited for at the start
+
+
+class ClaimWaking:
+    """Wakes pods."""
+
+    def __init__(
+        self,
+        store: Store,
+        cluster: Cluster,
+        claims: ClaimReader,
+        *,
+        refused: Callable[[], dict[str, ClaimName]],
+        blocker: Callable[[str], Awaitable[StartBlocker | None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Initializes it.
+
+        Args:
+            store: The allocation table.
+            cluster: The pods of this node, which are woken.
+            claims: Reads claims.
+            refused: Returns the claims that were answered with an error, by UID, in the order of their arrival; those
+                that nobody waits for any more are taken out.
+            blocker: Returns what a prepared claim of that UID still waits for.
+            clock: Seconds that never go back.
+        """
+        self._store = store
+        self._cluster = cluster
+        self._claims = claims
+        self._refused = refused
+        self._blocker = blocker
+        self._clock = clock
+        self._woken: dict[str, float] = {}  # by UID of the pod, when
+        self._alarm = Alarm()
+        self._reported = LogOnce()
+        self._log = get_logger("claims")
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        await self.wake_all()
+        self._store.watchers.append(self._alarm.ring)
+        try:
+            while True:
+                await self.wake_ready()
+                await self._alarm.wait(_ROUND_SECONDS)
+        finally:
+            self._store.watchers.remove(self._alarm.ring)
+
+    async def wake_all(self) -> None:
+        """Wakes every pod that waits with a claim to devices of ours."""
+        until = self._clock() + _SYNC_SECONDS
+        while not self._cluster.synced and self._clock() < until:
+            await self._cluster.news(0.2)
+        pods = [pod for pod in self._cluster.pods.values() if _waits(pod) and pod.claims]
+        for pod in pods:
+            if await self._has_ours(pod):
+                await self._wake(pod)
+
+    async def wake_ready(self) -> None:
+        """Wakes the pods of those claims that would be prepared now."""
+        refused = self._refused()
+        now = self._clock()
+        self._woken = {uid: at for uid, at in self._woken.items() if now - at < _AGAIN_SECONDS}
+        for uid, name in list(refused.items()):
+            pods = self._waiting(name)
+            if not pods:
+                if self._cluster.synced:
+                    refused.pop(uid, None)
+                continue
+            if await self._blocker(uid) is not None:
+                continue
+            for pod in pods:
+                if pod.uid not in self._woken:
+                    await self._wake(pod)
+
+    def _waiting(self, name: ClaimName) -> list[Pod]:
+        return [
+            pod
+            for pod in self._cluster.pods.values()
+            if pod.namespace == name.namespace
+            and _waits(pod)
+            and any(own.claim == name.name for own in pod.claims)
+        ]
+
+    async def _has_ours(self, pod: Pod) -> bool:
+        for own in pod.claims:
+            if not own.claim:
+                continue
+            try:
+                claim = await self._claims.read(pod.namespace, own.claim, _READ_SECONDS)
+            except (ApiFailure, ValueError):
+                return True  # to be found out when it is asked for
+            if claim is not None and claim.results:
+                return True
+        return False
+
+    async def _wake(self, pod: Pod) -> None:
+        self._woken[pod.uid] = self._clock()
+        problem = await self._cluster.wake(pod)
+        if not problem:
+            self._log.info("pod woken", pod=str(pod))
+            self._reported.over("problem")
+        elif self._reported.new("problem", problem):
+            self._log.warning("pod not woken", pod=str(pod), detail=problem)
+
+
+def _waits(pod: Pod) -> bool:
+    return pod.phase == "Pending" and not pod.ending
