@@ -118,6 +118,13 @@ class Config(NodeRoleSettings):
         "the kubelet's device plugin directory, which holds kubelet.sock")
     pod_resources: Path = setting("SOCKET", values.absolute_path, "/var/lib/kubelet/pod-resources/kubelet.sock",
         "the kubelet's pod-resources socket")
+    api: str = setting("device-plugin|dra", values.choice("device-plugin", "dra"), "device-plugin",
+        "by which API of the kubelet new pods get GPUs: device plugins, or claims to devices (DRA, from Kubernetes 1.36); "
+        "pods that have some by the other one keep them")
+    kubelet_root: Path = setting("DIR", values.absolute_path, "/var/lib/kubelet",
+        "the kubelet's directory; claims are served in plugins and plugins_registry below it")
+    cdi_dir: Path = setting("DIR", values.absolute_path, "/var/run/cdi",
+        "where the container runtime reads what the containers of claims get (Container Device Interface)")
     resource: str = setting("NAME", values.resource_name, "gigaslice.io/vgpu-memory",
         "name of the resource that pods ask for")
     resource_per_type: tuple[tuple[str, str], ...] | None = setting("off|auto|MODEL=TYPE,…", _types, "off",
@@ -207,6 +214,11 @@ class Config(NodeRoleSettings):
             for other in list(named)[list(named).index(flag) + 1 :]
             if named[other] == resource
         ]
+        if self.api == "dra" and self.kube_api == "off":
+            mistakes.append(
+                "--api=dra and --kube-api=off: the kubelet only names claims, and what they are for is read from the API "
+                "server"
+            )
         types = self.resource_types
         mistakes += [
             f'--resource-per-type: a GPU that has "{pattern}" in its model can have "{other}" too, and would count '

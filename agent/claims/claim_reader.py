@@ -35,9 +35,7 @@ class KubeClaimReader:
 
     async def read(self, namespace: str, name: str, seconds: float) -> ResourceClaim | None:
         """Returns the claim of that name; None where there is none. Raises ApiFailure, ValueError."""
-        path = object_path(
-            "apis", "resource.k8s.io", "v1", "namespaces", namespace, "resourceclaims", name
-        )
+        path = object_path("apis", "resource.k8s.io", "v1", "namespaces", namespace, "resourceclaims", name)
         try:
             answer = await self._client.request("GET", path, seconds=seconds, patient=False)
         except ApiFailure as failure:

@@ -76,21 +76,19 @@ def claim_request(
         gpu = gpus.get(result.device)
         if gpu is None:
             raise NotExecutableError(
-                f"claim {claim}: this node has no GPU {result.device} now; the claim's pods start here once it is back, or "
-                "on another node when they are made again"
+                f"claim {claim}: this node has no GPU {result.device} now; the claim's pods start here once it is back, "
+                "or on another node when they are made again"
             )
         slices, cores = amounts.get(gpu.uuid, (0, 0))
         amounts[gpu.uuid] = slices + _slices(result, gpu), min(CORES_PER_GPU, cores + (result.cores or 0))
-        devices.append(
-            ClaimDevice(result.request, result.pool, result.device, result.share_id, gpu.uuid)
-        )
+        devices.append(ClaimDevice(result.request, result.pool, result.device, result.share_id, gpu.uuid))
     shares = tuple(Share(uuid, slices, cores) for uuid, (slices, cores) in amounts.items())
     by_uuid = {gpu.uuid: gpu for gpu in gpus.values()}
     for share in shares:
         if share.slices > by_uuid[share.gpu].slices:
             raise NotExecutableError(
-                f"claim {claim}: {share.slices} slices of {share.gpu}, which has {by_uuid[share.gpu].slices}; delete the "
-                "claim and its pods, so that they are placed again"
+                f"claim {claim}: {share.slices} slices of {share.gpu}, which has {by_uuid[share.gpu].slices}; delete "
+                "the claim and its pods, so that they are placed again"
             )
     return ClaimRequest(
         AllocationRequest(

@@ -31,9 +31,9 @@ from gigaslice.core.allocation.table import Allocation
 from gigaslice.core.claims.consumers import claim_consumers, claim_groups, misuse
 from gigaslice.core.claims.names import device_name
 from gigaslice.core.claims.origin import claim_of, of_claim, with_consumers
-from gigaslice.core.claims.parameters import claim_options, follows_pod
+from gigaslice.core.claims.parameters import claim_options
 from gigaslice.core.claims.resource_claim import ResourceClaim
-from gigaslice.core.errors import GigasliceError, StorageError
+from gigaslice.core.errors import GigasliceError
 from gigaslice.core.model import AnnotationRights, Pod, RequestOptions, SliceUnit, parse_options
 from gigaslice.kubeapi.failures import ApiFailure
 from gigaslice.runtime.logs import get_logger
@@ -70,10 +70,10 @@ class ClaimPreparation:
         service: AllocationService,
         checks: StartChecks,
         waiter: StartWaiter,
+        *,
         cluster: Cluster,
         claims: ClaimReader,
         cdi: CdiFiles,
-        *,
         unit: SliceUnit,
         rights: AnnotationRights,
         visible_devices: str,
@@ -137,6 +137,10 @@ class ClaimPreparation:
             self.refused.pop(name.uid, None)
         return answer
 
+    def preparing(self, uid: str) -> bool:
+        """Whether a claim is being prepared now."""
+        return uid in self._calls
+
     async def _prepare(self, name: ClaimName, until: float | None) -> PrepareAnswer:
         pods: tuple[Pod, ...] = ()
         try:
@@ -183,8 +187,8 @@ class ClaimPreparation:
             raise _RefusedError(f"claim {name}: {_NOT_RESERVED}")
         if any(result.admin_access for result in claim.results):
             raise _RefusedError(
-                f"claim {name} asks for admin access, which gives nothing here: a share of memory is no access to a GPU "
-                "for monitoring; leave adminAccess out"
+                f"claim {name} asks for admin access, which gives nothing here: a share of memory is no access to a "
+                "GPU for monitoring; leave adminAccess out"
             )
         return claim
 
@@ -193,9 +197,7 @@ class ClaimPreparation:
         uids = {reference.uid for reference in claim.reserved_for}
 
         def reserved(pods: Mapping[tuple[str, str], Pod]) -> tuple[Pod, ...]:
-            return tuple(
-                pod for pod in pods.values() if pod.namespace == claim.namespace and pod.uid in uids
-            )
+            return tuple(pod for pod in pods.values() if pod.namespace == claim.namespace and pod.uid in uids)
 
         pods = reserved(self._cluster.pods)
         if not pods and self._cluster.expected:
@@ -251,7 +253,7 @@ class ClaimPreparation:
 
     def _request(self, claim: ResourceClaim, group: Sequence[str], pods: Sequence[Pod]) -> ClaimRequest:
         consumers = claim_consumers(group, pods, claim.name, claim.requests)
-        follows = follows_pod(claim) and len({consumer.uid for consumer in consumers}) == 1
+        follows = claim.follows_pod and len({consumer.uid for consumer in consumers}) == 1
         options = self._options(claim, group, pods, consumers[0].ref.container if follows else "")
         if options.mistakes:
             raise _RefusedError(f"claim {claim}: {'; '.join(options.mistakes)}")

@@ -77,7 +77,9 @@ class ClaimRelease:
         pods = self._live_pods(name.namespace, name.name) if of_claim(self._store.table, name.uid) else ()
         if pods:
             self._attached[name.uid] = name
-            self._log.info("claim unprepared while pods have it", claim=str(name), pods=[str(pod) for pod in pods])
+            self._log.info(
+                "claim unprepared while pods have it", claim=str(name), pods=[str(pod) for pod in pods]
+            )
             self._alarm.ring()
             return ""
         try:
@@ -180,4 +182,3 @@ class ClaimRelease:
             return
         self._log.info("claim is gone; released", claim=str(origin), uid=origin.uid)
         self._release(origin.uid)
-

@@ -8,7 +8,6 @@ was being started, is not known; so at its start every pod of the node that wait
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agent.roles.records import CODEC
 from agent.health.health_files import GpuRecord, read_report
 from agent.ledgers.usage import Reading
 from agent.limits.driver_limit_report import DriverLimitReport
 from agent.limits.driver_limit_report import read_report as read_driver_limits
 from agent.persistence.store import read_only
+from agent.roles.records import CODEC
 from gigaslice.core import units
 from gigaslice.core.allocation.consumer import common_names
 from gigaslice.core.allocation.table import Allocation, Hold

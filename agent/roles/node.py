@@ -14,7 +14,6 @@ import vcuda
 from agent.config import Config, socket_name
 from agent.deviceplugin.hosting import host, run_beside, serve_one
 from agent.deviceplugin.link import Link
-from agent.roles.records import CODEC
 from agent.front import sockets, supervise
 from agent.front.channel import Kind
 from agent.front.handover import HANDOVER
@@ -23,6 +22,7 @@ from agent.inventory.source import Source
 from agent.persistence.store import Store
 from agent.roles import discovery
 from agent.roles.node_parts import build
+from agent.roles.records import CODEC
 from agent.roles.standby import Standby
 from gigaslice.core.errors import GigasliceError, LockedError
 from gigaslice.runtime import logs

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["CORES", "DRIVER", "MEMORY", "device_name", "is_subdomain"]
+__all__ = ["CORES", "DRIVER", "FOLLOWS_POD", "MEMORY", "device_name", "is_subdomain"]
 
 DRIVER = "gigaslice.io"
 MEMORY, CORES = "memory", "cores"
 """What a device has: bytes of memory, and per cent of compute."""
+FOLLOWS_POD = "gigaslice.io/follows-pod"
+"""Annotation of a claim, "true" where its options are the annotations of its pod."""
 
 _NO_LABEL = re.compile(r"[^a-z0-9]+")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gigaslice.core.claims.names import CORES, DRIVER, MEMORY, is_subdomain
+from gigaslice.core.claims.names import CORES, DRIVER, FOLLOWS_POD, MEMORY, is_subdomain
 from gigaslice.core.kube.quantity import parse_quantity
 from gigaslice.core.model import CORES_PER_GPU
 
@@ -93,6 +93,8 @@ class ResourceClaim:
         reserved_for: The pods that may use it.
         spec_requests: Names of its requests, whosever devices they are for.
         allocated: Whether devices were allocated at all.
+        follows_pod: Whether its options are the annotations of its pod: it was made from a container's one line
+            (annotation FOLLOWS_POD), and what an annotation says can change while the pod runs.
     """
 
     namespace: str
@@ -105,6 +107,7 @@ class ResourceClaim:
     reserved_for: tuple[PodReference, ...] = ()
     spec_requests: tuple[str, ...] = ()
     allocated: bool = False
+    follows_pod: bool = False
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -150,6 +153,8 @@ class ResourceClaim:
                 for where, request in _objects("spec.devices.requests", asked.get("requests"))
             ),
             allocated=bool(allocation),
+            follows_pod=_object("metadata.annotations", metadata.get("annotations")).get(FOLLOWS_POD)
+            == "true",
         )
 
 

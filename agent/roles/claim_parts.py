@@ -1,0 +1,93 @@
+"""The parts of a node agent that serve claims to devices (DRA): built here, decided nowhere.
+
+What is here, `agent.claims` and `gigaslice.core.claims` belong together, and nothing else of the agent knows of claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.allocation.service import AllocationService
+from agent.allocation.start import StartChecks
+from agent.allocation.start_wait import StartTimes, StartWaiter
+from agent.apiserver import KubeCluster
+from agent.claims.cdi_files import CdiFiles
+from agent.claims.claim_reader import KubeClaimReader
+from agent.claims.following import ClaimFollowing
+from agent.claims.preparation import ClaimPreparation, edits_of
+from agent.claims.release import ClaimRelease
+from agent.claims.service import Claims
+from agent.claims.waking import ClaimWaking
+from agent.config import Config
+from agent.persistence.store import Store
+from gigaslice.core import units
+from gigaslice.core.model import SliceUnit
+from gigaslice.kubeapi.client import KubeClient
+
+__all__ = ["CLAIM_TIMES", "ClaimParts", "build_claims"]
+
+CLAIM_TIMES = StartTimes(patience=40.0, unwatched_patience=20.0, margin=4.0)
+"""The kubelet gives up after 45 seconds, and an error costs a pod 72."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimParts:
+    """What serves claims."""
+
+    service: Claims
+    waiter: StartWaiter
+    release: ClaimRelease
+    following: ClaimFollowing
+    waking: ClaimWaking
+
+
+def build_claims(
+    config: Config,
+    store: Store,
+    service: AllocationService,
+    checks: StartChecks,
+    *,
+    cluster: KubeCluster,
+    client: KubeClient,
+    allocated: Callable[[], None],
+) -> ClaimParts:
+    """Builds the parts.
+
+    Args:
+        config: The settings.
+        store: The allocation table.
+        service: Makes the allocations.
+        checks: Tells what a start waits for.
+        cluster: The pods of this node.
+        client: Reads claims.
+        allocated: Called when the allocation table may have changed.
+    """
+    reader, cdi = KubeClaimReader(client), CdiFiles(config.cdi_dir)
+    waiter = StartWaiter(store, allocated, CLAIM_TIMES)
+    preparation = ClaimPreparation(
+        store,
+        service,
+        checks,
+        waiter,
+        cluster=cluster,
+        claims=reader,
+        cdi=cdi,
+        unit=SliceUnit(config.slice_bytes, units.parse_bytes),
+        rights=config.annotation_rights,
+        visible_devices=config.visible_devices,
+        boot_id=_BOOT_ID.read_text().strip(),
+        allocated=allocated,
+    )
+    release = ClaimRelease(store, service, cluster, reader, cdi, preparing=preparation.preparing)
+    return ClaimParts(
+        Claims(preparation, release),
+        waiter,
+        release,
+        ClaimFollowing(
+            store, cluster, cdi, lambda allocation: edits_of(store, allocation, config.visible_devices)
+        ),
+        ClaimWaking(store, cluster, reader, refused=lambda: preparation.refused, blocker=preparation.blocker),
+    )
