@@ -119,8 +119,8 @@ class Config(NodeRoleSettings):
     pod_resources: Path = setting("SOCKET", values.absolute_path, "/var/lib/kubelet/pod-resources/kubelet.sock",
         "the kubelet's pod-resources socket")
     api: str = setting("device-plugin|dra", values.choice("device-plugin", "dra"), "device-plugin",
-        "by which API of the kubelet new pods get GPUs: device plugins, or claims to devices (DRA, from Kubernetes 1.36); "
-        "pods that have some by the other one keep them")
+        "by which API of the kubelet new pods get GPUs: device plugins, or claims to devices (DRA); pods that "
+        "have some by the other one keep them")
     kubelet_root: Path = setting("DIR", values.absolute_path, "/var/lib/kubelet",
         "the kubelet's directory; claims are served in plugins and plugins_registry below it")
     cdi_dir: Path = setting("DIR", values.absolute_path, "/var/run/cdi",
@@ -216,8 +216,8 @@ class Config(NodeRoleSettings):
         ]
         if self.api == "dra" and self.kube_api == "off":
             mistakes.append(
-                "--api=dra and --kube-api=off: the kubelet only names claims, and what they are for is read from the API "
-                "server"
+                "--api=dra and --kube-api=off: the kubelet only names claims, and what they are for is read from the "
+                "API server"
             )
         types = self.resource_types
         mistakes += [

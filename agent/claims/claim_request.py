@@ -76,8 +76,8 @@ def claim_request(
         gpu = gpus.get(result.device)
         if gpu is None:
             raise NotExecutableError(
-                f"claim {claim}: this node has no GPU {result.device} now; the claim's pods start here once it is back, "
-                "or on another node when they are made again"
+                f"claim {claim}: this node has no GPU {result.device} now; its pods start here once it is back, or "
+                "on another node when they are made again"
             )
         slices, cores = amounts.get(gpu.uuid, (0, 0))
         amounts[gpu.uuid] = slices + _slices(result, gpu), min(CORES_PER_GPU, cores + (result.cores or 0))

@@ -12,6 +12,7 @@ finds by the claim's UID and finishes.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -42,6 +43,7 @@ __all__ = ["ClaimPreparation", "edits_of"]
 
 _READ_SECONDS = 5.0  # for one attempt to read a claim
 _READ_AGAIN = 0.5
+_AGAIN_SECONDS = 5.0  # until a claim that could not be read is worth another try
 _NOT_RESERVED = "the claim is not reserved for a pod any more; nothing to prepare"
 
 
@@ -111,6 +113,7 @@ class ClaimPreparation:
         self._allocated = allocated
         self._events = ClaimEvents(cluster)
         self._calls: dict[str, _Calls] = {}
+        self._again_at: dict[str, float] = {}  # by UID of claims that could not be read
         self._log = get_logger("claims")
 
     async def prepare(self, name: ClaimName, remaining: float | None) -> PrepareAnswer:
@@ -121,6 +124,7 @@ class ClaimPreparation:
             remaining: Seconds until the kubelet gives up; None where it does not.
         """
         until = time.monotonic() + remaining if remaining is not None else None
+        self._again_at.pop(name.uid, None)
         calls = self._calls.setdefault(name.uid, _Calls())
         calls.count += 1
         try:
@@ -159,6 +163,7 @@ class ClaimPreparation:
             self._events.impossible(pods, str(error))
             return PrepareAnswer(error=str(error))
         except ApiFailure as failure:
+            self._again_at[name.uid] = time.monotonic() + _AGAIN_SECONDS
             return PrepareAnswer(error=f"claim {name} cannot be read: {failure}")
         except GigasliceError as error:
             self._log.error("claim not prepared", claim=str(name), detail=str(error))
@@ -302,6 +307,12 @@ class ClaimPreparation:
             if (reason := await self._checks.blocker(allocation)) is not None:
                 return reason
         return None
+
+    async def would_start(self, uid: str) -> bool:
+        """Whether a claim that was answered with an error would be prepared now, as far as that can be told."""
+        if of_claim(self._store.table, uid):
+            return await self.blocker(uid) is None
+        return time.monotonic() >= self._again_at.get(uid, math.inf)
 
     def _patience(self, pods: Sequence[Pod]) -> float:
         """Returns how long a call is held by what is known of its pods now: none once all are to be deleted."""

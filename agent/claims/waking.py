@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 
-from agent.allocation.start import StartBlocker
 from agent.apiserver import Cluster
 from agent.claims.claim_reader import ClaimReader
 from agent.claims.messages import ClaimName
@@ -40,7 +39,7 @@ class ClaimWaking:
         claims: ClaimReader,
         *,
         refused: Callable[[], dict[str, ClaimName]],
-        blocker: Callable[[str], Awaitable[StartBlocker | None]],
+        would_start: Callable[[str], Awaitable[bool]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Initializes it.
@@ -51,14 +50,14 @@ class ClaimWaking:
             claims: Reads claims.
             refused: Returns the claims that were answered with an error, by UID, in the order of their arrival; those
                 that nobody waits for any more are taken out.
-            blocker: Returns what a prepared claim of that UID still waits for.
+            would_start: Whether a claim of that UID would be prepared now.
             clock: Seconds that never go back.
         """
         self._store = store
         self._cluster = cluster
         self._claims = claims
         self._refused = refused
-        self._blocker = blocker
+        self._would_start = would_start
         self._clock = clock
         self._woken: dict[str, float] = {}  # by UID of the pod, when
         self._alarm = Alarm()
@@ -97,7 +96,7 @@ class ClaimWaking:
                 if self._cluster.synced:
                     refused.pop(uid, None)
                 continue
-            if await self._blocker(uid) is not None:
+            if not await self._would_start(uid):
                 continue
             for pod in pods:
                 if pod.uid not in self._woken:

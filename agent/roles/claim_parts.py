@@ -89,5 +89,7 @@ def build_claims(
         ClaimFollowing(
             store, cluster, cdi, lambda allocation: edits_of(store, allocation, config.visible_devices)
         ),
-        ClaimWaking(store, cluster, reader, refused=lambda: preparation.refused, blocker=preparation.blocker),
+        ClaimWaking(
+            store, cluster, reader, refused=lambda: preparation.refused, would_start=preparation.would_start
+        ),
     )

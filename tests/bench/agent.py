@@ -34,7 +34,6 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.deviceplugin.link import CallContext
-from agent.roles.records import CODEC
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.static import parse_inventory
 from agent.kubelet import listing
@@ -42,6 +41,7 @@ from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.kubelet.pb import podresources_v1_pb2 as podresources
 from agent.persistence.store import Store
+from agent.roles.records import CODEC
 from gigaslice.core.deviceplugin.device_id import gpu_device_ids
 from gigaslice.core.deviceplugin.lifetime import ListedPod
 from gigaslice.core.deviceplugin.origin import plugin

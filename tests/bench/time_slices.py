@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import vcuda
-from agent.roles.records import CODEC
 from agent.inventory.source import Inventory
 from agent.limits.time_slice_manager import TimeSliceManager
 from agent.persistence.store import Store
+from agent.roles.records import CODEC
 from gigaslice.core.allocation.table import Allocation, AllocationOptions, AllocationTable
 from gigaslice.core.deviceplugin.origin import GpuTokens
 from gigaslice.core.model import Topology

@@ -16,6 +16,8 @@ class MemoryCluster:
         self.events: list[tuple[str, str, str, str]] = []  # pod, reason, text, container
         self.evicted: list[Pod] = []
         self.eviction = Eviction()  # what comes of asking for one
+        self.woken: list[Pod] = []
+        self.wake_problem = ""
         self.published: list[str] = []
         self.publishing: Publishing | None = None
 
@@ -43,6 +45,11 @@ class MemoryCluster:
         if not dry_run and self.eviction.done:
             self.evicted.append(pod)
         return self.eviction
+
+    async def wake(self, pod: Pod) -> str:
+        if not self.wake_problem:
+            self.woken.append(pod)
+        return self.wake_problem
 
     async def news(self, timeout: float) -> bool:
         await asyncio.sleep(timeout)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.roles.records import CODEC
 from agent.persistence.store import Store
+from agent.roles.records import CODEC
 
 
 @pytest.fixture(autouse=True)

@@ -89,16 +89,16 @@ def misuse(pod: Pod, claim: str, groups: Iterable[Sequence[str]], other_claims: 
         twice = sorted(name for name, users in others.items() if container.name in users)
         if twice:
             return (
-                f"container {container.name} has GPU memory of {' and '.join([claim, *twice])}, and a container can have "
-                "that of one claim; put the requests into one claim, or give them to different containers"
+                f"container {container.name} has GPU memory of {' and '.join([claim, *twice])}, and a container can "
+                "have that of one claim; put the requests into one claim, or give them to different containers"
             )
         for group in groups:
             own = [request for request in group if request in mine]
             missing = [request for request in group if request not in mine]
             if own and missing:
                 return (
-                    f"container {container.name} has only {' and '.join(own)} of claim {claim}, and another container has "
-                    f"{' and '.join(missing)} with it as one quota; name the same requests in both, or none"
+                    f"container {container.name} has only {' and '.join(own)} of claim {claim}, and another container "
+                    f"has {' and '.join(missing)} with it as one quota; name the same requests in both, or none"
                 )
     return None
 

@@ -26,9 +26,9 @@ import time
 from pathlib import Path
 
 import vcuda
-from agent.roles.records import CODEC
 from agent.front.front import PATIENCE_SECONDS
 from agent.persistence.store import read_only
+from agent.roles.records import CODEC
 from gigaslice.core.deviceplugin.origin import held
 from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubelet import FakeKubelet, Runtime

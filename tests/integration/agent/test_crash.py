@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 import vcuda
-from agent.roles.records import CODEC
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.persistence.store import read_only
+from agent.roles.records import CODEC
 from gigaslice.core.deviceplugin.origin import held, plugin
 from tests.fakes.kubelet import PodSpec
 from tests.fakes.nodes import GIB, uuid

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from agent.allocation.start_wait import StartTimes
-from agent.roles.records import CODEC
 from agent.inventory.holder import InventoryHolder
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.persistence.store import Store, read_only
+from agent.roles.records import CODEC
 from gigaslice.core.deviceplugin.lifetime import ListedPod
 from gigaslice.core.deviceplugin.origin import held
 from gigaslice.core.kube.decode import parse_pod

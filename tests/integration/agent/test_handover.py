@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from agent.control import client
-from agent.roles.records import CODEC
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.persistence.store import read_only
+from agent.roles.records import CODEC
 from gigaslice.core.deviceplugin.origin import plugin
 from tests.fakes.kubelet import ContainerSpec, PodSpec
 from tests.fakes.kubelet.deployment import Deployment

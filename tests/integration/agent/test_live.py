@@ -9,8 +9,8 @@ import time
 import pytest
 
 from agent.control import client
-from agent.roles.records import CODEC
 from agent.persistence.store import read_only
+from agent.roles.records import CODEC
 from gigaslice.core.deviceplugin.origin import plugin
 from gigaslice.core.errors import ControlError, GigasliceError, MissingError
 from tests.fakes.kubeapi import NODE

@@ -15,11 +15,11 @@ from typing import Any
 
 from agent.control.messages import ResizeAnswer
 from agent.control.server import decode_change
-from agent.roles.records import CODEC
 from agent.health import health_files
 from agent.kubelet import kubelet_checkpoint
 from agent.limits import driver_limit_report
 from agent.persistence import codec
+from agent.roles.records import CODEC
 from gigaslice.core.classes.amounts import amount_of
 from gigaslice.core.classes.resource_class import parse_resource_class
 from gigaslice.core.cluster.assignment import Assignment

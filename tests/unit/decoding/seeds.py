@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Any
 
 from agent.deviceplugin.messages import container_response
-from agent.roles.records import CODEC
 from agent.providers.container_edits import ContainerEdits, Mount
+from agent.roles.records import CODEC
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.cluster.assignment import Assignment

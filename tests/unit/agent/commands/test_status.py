@@ -3,11 +3,11 @@ import json
 import pytest
 
 from agent.commands import status_rows
-from agent.roles.records import CODEC
 from agent.health.health_files import GpuRecord, Report, write_report
 from agent.limits.driver_limit_report import FILE, DriverLimitReport, PodWall
 from agent.limits.driver_limit_report import write_report as write_limits
 from agent.persistence.store import Store
+from agent.roles.records import CODEC
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice_cli.frame import main
 from tests.fakes.nodes import GIB, allocation, uuid

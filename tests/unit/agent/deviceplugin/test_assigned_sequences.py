@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import vcuda
 from agent.allocation.request import ImpossibleError
-from agent.roles.records import CODEC
 from agent.deviceplugin.requester import ContainerMatch, PreviousHolders, Requester
 from agent.inventory.holder import InventoryHolder
 from agent.persistence.store import Store
+from agent.roles.records import CODEC
 from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.names import ASSIGNMENT
 from gigaslice.core.deviceplugin.origin import plugin

@@ -7,10 +7,10 @@ import pytest
 import vcuda
 from agent.allocation.request import ImpossibleError
 from agent.deviceplugin.pod_events import remarks
-from agent.roles.records import CODEC
 from agent.deviceplugin.requester import ContainerMatch, Requester
 from agent.deviceplugin.settlement import Settler
 from agent.inventory.source import Inventory
+from agent.roles.records import CODEC
 from gigaslice.core.allocation.table import AllocationOptions, LiveLimit
 from gigaslice.core.deviceplugin.origin import held, plugin
 from gigaslice.core.model import Topology

@@ -5,9 +5,9 @@ import pytest
 
 import vcuda
 from agent.allocation.request import ImpossibleError
-from agent.roles.records import CODEC
 from agent.deviceplugin.requester import PreviousHolders
 from agent.inventory.holder import InventoryHolder
+from agent.roles.records import CODEC
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.deviceplugin.origin import held, plugin, with_origin
 from gigaslice.core.errors import StorageError

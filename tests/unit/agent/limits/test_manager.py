@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import vcuda
 from agent.allocation.request import ImpossibleError
-from agent.roles.records import CODEC
 from agent.deviceplugin.requester import ContainerMatch, Requester
 from agent.deviceplugin.settlement import Settler
 from agent.deviceplugin.withholding import Withholding
 from agent.inventory.holder import InventoryHolder
 from agent.limits.manager import LimitChange, LimitsManager
 from agent.persistence.store import Store
+from agent.roles.records import CODEC
 from gigaslice.core.allocation.table import AllocationOptions
 from gigaslice.core.deviceplugin.handing_out import with_freed
 from gigaslice.core.deviceplugin.origin import plugin

@@ -27,10 +27,10 @@ from pathlib import Path
 
 import vcuda
 from agent.allocation.request import ImpossibleError
-from agent.roles.records import CODEC
 from agent.deviceplugin.reviews import carry_out
 from agent.inventory.holder import InventoryHolder
 from agent.persistence.store import Store
+from agent.roles.records import CODEC
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import LiveLimit
 from gigaslice.core.deviceplugin.lifetime import Evidence, Listed, PodListing

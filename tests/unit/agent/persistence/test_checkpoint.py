@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 
-from agent.roles.records import CODEC
 from agent.persistence import codec
 from agent.persistence.checkpoint import CheckpointFile
+from agent.roles.records import CODEC
 from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.errors import CheckpointError, CheckpointVersionError, StorageError
 from tests.fakes.nodes import allocation

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.roles.records import CODEC
 from agent.persistence import codec
+from agent.roles.records import CODEC
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationOptions, AllocationTable, LiveLimit
 from gigaslice.core.deviceplugin.origin import GpuTokens, Owner, plugin

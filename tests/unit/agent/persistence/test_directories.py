@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 import vcuda
-from agent.roles.records import CODEC
 from agent.ledgers import usage
 from agent.persistence.directories import AllocationDirs
+from agent.roles.records import CODEC
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationOptions
 from gigaslice.core.deviceplugin.origin import Owner, plugin, with_origin

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import vcuda
-from agent.roles.records import CODEC
 from agent.ledgers import usage
 from agent.persistence.ledger_files import ledger_path
 from agent.persistence.store import Store, read_only
+from agent.roles.records import CODEC
 from gigaslice.core.errors import StorageError
 from tests.fakes.nodes import allocation
 from vcuda import contract

@@ -8,9 +8,9 @@ import pytest
 
 import vcuda
 from agent.commands import status_rows
-from agent.roles.records import CODEC
 from agent.health import health_files as health
 from agent.persistence.store import Store
+from agent.roles.records import CODEC
 from gigaslice.core.deviceplugin.origin import plugin
 from gigaslice.core.errors import GigasliceError
 from tests.fakes.nodes import allocation

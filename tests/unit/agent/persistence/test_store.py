@@ -4,10 +4,10 @@ from types import SimpleNamespace
 import pytest
 
 import vcuda
-from agent.roles.records import CODEC
 from agent.deviceplugin.reviews import carry_out
 from agent.ledgers import usage
 from agent.persistence.store import Store, read_only
+from agent.roles.records import CODEC
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.deviceplugin.lifetime import Evidence, Listed, PodListing

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from agent.roles.records import CODEC
 from agent.health.health_files import Report, change_cordons, read_report, write_report
 from agent.persistence.store import Store
+from agent.roles.records import CODEC
 from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.errors import GigasliceError, StorageError
 from gigaslice.runtime.files import is_directory, open_file, read_file, remedy, replace_file

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.roles.records import CODEC
 from agent.persistence.recovery import recover
+from agent.roles.records import CODEC
 from gigaslice.core.allocation import start_decision
 from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.cluster.assignment import Assignment

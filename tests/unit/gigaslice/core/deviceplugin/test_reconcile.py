@@ -3,8 +3,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.roles.records import CODEC
 from agent.persistence.recovery import recover
+from agent.roles.records import CODEC
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationTable, Hold
 from gigaslice.core.deviceplugin.device_id import whole_gpu_device_id

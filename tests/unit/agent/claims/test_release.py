@@ -1,0 +1,151 @@
+"""Claims end by the kubelet's call, or without it; what processes still hold counts on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from gigaslice.kubeapi.failures import ApiFailure
+from tests.fakes.claims_of_node import claim, claiming, result
+
+
+def run(work):
+    return asyncio.run(work)
+
+
+@pytest.fixture
+def prepared(node):
+    """A claim with a pod, and the pod is gone."""
+    one = node.reserve(claim("c", result(0, 8)), claiming("train"))
+    assert not run(node.prepare(one))[0].error
+    node.cluster.pods.clear()
+    return one
+
+
+def alive(node, monkeypatch, *ids):
+    """Has the ledgers of these allocations show a process."""
+    real = type(node.store).reading
+
+    def reading(store, allocation_id):
+        return (
+            SimpleNamespace(alive=True, present=dict) if allocation_id in ids else real(store, allocation_id)
+        )
+
+    monkeypatch.setattr(type(node.store), "reading", reading)
+
+
+def test_it_ends_with_its_directory_and_its_file(node, prepared):
+    (allocation,) = node.store.table.allocations
+    assert run(node.unprepare(prepared)) == [""]
+    assert not node.store.table.allocations and not node.cdi.claims()
+    assert not node.store.dirs.path(allocation.id).exists()
+
+
+def test_a_claim_that_was_never_seen_and_one_that_ended_are_unprepared(node, prepared):
+    assert run(node.unprepare(claim("never"))) == [""]
+    assert run(node.unprepare(prepared)) == run(node.unprepare(prepared)) == [""]
+
+
+def test_memory_that_a_process_holds_counts_until_it_ends(node, prepared, monkeypatch):
+    (allocation,) = node.store.table.allocations
+    alive(node, monkeypatch, allocation.id)
+    assert run(node.unprepare(prepared)) == [""]
+    assert [left.ended for left in node.store.table.allocations] == [True]
+    assert not node.cdi.claims(), "no container begins with it any more"
+    run(node.release.look())
+    assert node.store.table.allocations
+    monkeypatch.undo()
+    run(node.release.look())
+    assert not node.store.table.allocations
+
+
+def test_prepared_again_it_is_a_new_allocation_beside_what_still_lives(node, prepared, monkeypatch):
+    (before,) = node.store.table.allocations
+    alive(node, monkeypatch, before.id)
+    run(node.unprepare(prepared))
+    node.reserve(prepared, claiming("next"))
+    assert not run(node.prepare(prepared))[0].error
+    assert [(one.id == before.id, one.ended) for one in node.store.table.allocations] == [
+        (True, True), (False, False)
+    ]  # fmt: skip
+
+
+def test_a_pod_that_attaches_while_it_is_unprepared_keeps_it(node, prepared):
+    node.cluster.put(claiming("late"))
+    assert run(node.unprepare(prepared)) == [""]
+    run(node.release.look())
+    assert node.store.table.allocations and node.cdi.claims() == {prepared.uid}
+    node.cluster.put(claiming("late", phase="Succeeded"))
+    run(node.release.look())
+    assert not node.store.table.allocations and not node.cdi.claims()
+
+
+def test_prepared_again_while_a_pod_was_attached_it_stays(node, prepared):
+    pod = node.cluster.put(claiming("late"))
+    run(node.unprepare(prepared))
+    node.reserve(prepared, pod)
+    assert not run(node.prepare(prepared))[0].error
+    node.cluster.pods.clear()
+    run(node.release.look())
+    assert node.store.table.allocations, "its own call will come"
+
+
+@pytest.mark.parametrize("change", ["gone", "another", "unreserved"])
+def test_what_ended_without_a_call_is_found_by_comparing(node, prepared, change):
+    if change == "gone":
+        node.claims.by_name.clear()
+    elif change == "another":
+        node.claims.put(replace(prepared, uid="uid-2"))
+    else:
+        node.claims.put(replace(prepared, reserved_for=()))
+    run(node.release.look())
+    assert not node.store.table.allocations
+
+
+def test_what_is_reserved_or_not_known_is_kept(node, prepared):
+    run(node.release.look())
+    assert node.store.table.allocations, "reserved for a pod that the watch does not show yet"
+    node.claims.failure = ApiFailure("away")
+    node.now = 61.0
+    run(node.release.look())
+    node.claims.failure = ValueError("nonsense")
+    node.now = 122.0
+    run(node.release.look())
+    node.claims.failure = None
+    node.claims.by_name.clear()
+    node.cluster.synced = False
+    node.now = 183.0
+    run(node.release.look())
+    assert node.store.table.allocations
+    node.cluster.synced = True
+    run(node.release.look())
+    assert not node.store.table.allocations
+
+
+def test_claims_are_compared_once_a_minute(node, prepared):
+    before = node.claims.reads
+    for now in (0.0, 1.0, 59.0):
+        node.now = now
+        run(node.release.look())
+    assert node.claims.reads == before + 1
+
+
+def test_a_claim_that_is_being_prepared_is_not_compared(make_node):
+    node = make_node(gpus=1)
+    first = node.reserve(claim("c", result(0, 20)), claiming("first"))
+    late = node.reserve(claim("d", result(0, 20)), claiming("late", claims=("d",)))
+
+    async def story():
+        await node.prepare(first)
+        asked = asyncio.create_task(node.prepare(late))
+        await asyncio.sleep(0.05)
+        node.claims.put(replace(late, reserved_for=()))
+        node.cluster.pods.pop(("default", "late"))
+        await node.release.look()
+        assert len(node.store.table.allocations) == 2
+        await asked
+
+    run(story())

@@ -1,0 +1,120 @@
+"""Pods are woken when their start would succeed, in the order in which their claims came."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from agent.claims import preparation
+from gigaslice.kubeapi.failures import ApiFailure
+from tests.fakes.claims_of_node import claim, claiming, result
+
+
+@pytest.fixture
+def full(make_node):
+    """A node whose one GPU is taken, and two claims that were refused after one another."""
+    node = make_node(gpus=1)
+    node.first = node.reserve(claim("c", result(0, 24)), claiming("first"))
+    node.late = [
+        node.reserve(claim(name, result(0, 20)), claiming(f"pod-{name}", claims=(name,))) for name in "de"
+    ]
+
+    async def story():
+        await node.prepare(node.first)
+        for one in node.late:
+            assert (await node.prepare(one))[0].error
+
+    asyncio.run(story())
+    return node
+
+
+def woken(node):
+    return [pod.name for pod in node.cluster.woken]
+
+
+def free(node):
+    node.cluster.pods.pop(("default", "first"))
+    asyncio.run(node.unprepare(node.first))
+
+
+def test_nobody_is_woken_for_nothing(full):
+    asyncio.run(full.waking.wake_ready())
+    assert woken(full) == []
+
+
+def test_the_first_that_came_is_woken_and_the_next_when_that_one_has_ended(full):
+    free(full)
+    for _ in range(3):
+        asyncio.run(full.waking.wake_ready())
+    assert woken(full) == ["pod-d"], "and once"
+    assert not asyncio.run(full.prepare(full.late[0]))[0].error
+    asyncio.run(full.waking.wake_ready())
+    full.cluster.pods.pop(("default", "pod-d"))
+    asyncio.run(full.unprepare(full.late[0]))
+    asyncio.run(full.waking.wake_ready())
+    assert woken(full) == ["pod-d", "pod-e"]
+
+
+def test_a_pod_whose_claim_is_not_asked_for_is_woken_again(full):
+    free(full)
+    asyncio.run(full.waking.wake_ready())
+    full.now = 11.0
+    asyncio.run(full.waking.wake_ready())
+    assert woken(full) == ["pod-d", "pod-d"]
+
+
+def test_who_does_not_wait_any_more_is_forgotten_and_keeps_nobody(full):
+    full.cluster.put(claiming("pod-d", claims=("d",), ending=True))
+    full.claims.by_name.pop(("default", "d"))
+    free(full)
+    full.cluster.pods.pop(("default", "pod-d"))
+    asyncio.run(full.release.look())
+    asyncio.run(full.waking.wake_ready())
+    assert woken(full) == ["pod-e"]
+    assert list(full.preparation.refused) == ["uid-e"]
+
+
+def test_pods_that_are_not_known_are_not_taken_for_gone(full):
+    pods, full.cluster.pods = full.cluster.pods, {}
+    full.cluster.synced = False
+    asyncio.run(full.waking.wake_ready())
+    assert list(full.preparation.refused) == ["uid-d", "uid-e"]
+    full.cluster.pods = pods
+
+
+def test_at_the_start_every_pod_that_waits_with_a_claim_of_ours_is_woken(make_node):
+    node = make_node()
+    node.claims.put(claim("ours", result(0, 4)))
+    node.claims.put(claim("theirs"))
+    node.cluster.put(claiming("a", claims=("ours",)))
+    node.cluster.put(claiming("b", claims=("theirs",)))
+    node.cluster.put(claiming("c", claims=("ours",), phase="Running"))
+    node.cluster.put(claiming("d", claims=("ours",), ending=True))
+    node.cluster.put(claiming("e", claims=()))
+    asyncio.run(node.waking.wake_all())
+    assert woken(node) == ["a"]
+    node.claims.failure = ApiFailure("away")
+    asyncio.run(node.waking.wake_all())
+    assert woken(node)[1:] == ["a", "b"], "what cannot be read may be ours"
+
+
+def test_without_the_right_it_goes_on(full):
+    full.cluster.wake_problem = "no right"
+    free(full)
+    asyncio.run(full.waking.wake_ready())
+    assert woken(full) == []
+
+
+def test_a_claim_that_could_not_be_read_is_tried_again_later(node, monkeypatch):
+    one = node.reserve(claim("c", result(0, 4)), claiming("train"))
+    node.claims.failure = ApiFailure("away")
+    assert asyncio.run(node.prepare(one, remaining=0.1))[0].error
+    asyncio.run(node.waking.wake_ready())
+    assert woken(node) == []
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 6.0)
+    monkeypatch.setattr(preparation, "time", later)
+    asyncio.run(node.waking.wake_ready())
+    assert woken(node) == ["train"]
