@@ -9,7 +9,7 @@ from agent.apiserver import Cluster
 from agent.inventory.holder import GpusNow
 from agent.persistence.store import Store
 from gigaslice.core.deviceplugin.origin import plugin
-from gigaslice.core.deviceplugin.withheld import withheld
+from gigaslice.core.deviceplugin.withheld import unheld, withheld
 from gigaslice.runtime.wakeup import Alarm
 
 __all__ = ["Withholding"]
@@ -27,6 +27,7 @@ class Withholding:
         interval: float,
         withhold: Callable[[frozenset[str]], None],
         outlived: Callable[[], Collection[str]],
+        closed: bool = False,
     ) -> None:
         """Initializes it.
 
@@ -37,6 +38,7 @@ class Withholding:
             interval: Seconds between two passes without news.
             withhold: Receives the device IDs that the kubelet must not allocate.
             outlived: Returns the allocations whose pods have long been over while processes of theirs live.
+            closed: Another API gives out all that is new: only what containers have is left to the kubelet.
         """
         self._store = store
         self._gpus = gpus
@@ -44,6 +46,7 @@ class Withholding:
         self._interval = interval
         self._withhold = withhold
         self._outlived = outlived
+        self._closed = closed
         self._last_uncounted: frozenset[str] = frozenset()
         self._alarm = Alarm()
 
@@ -66,6 +69,8 @@ class Withholding:
 
     def device_ids(self) -> frozenset[str]:
         """Returns the device IDs that the kubelet must not allocate now."""
+        if self._closed:
+            return unheld(self._store.table, self._gpus.now.gpus)
         self._last_uncounted = self._uncounted()
         return withheld(self._store.table, self._gpus.now.gpus, self._last_uncounted)
 

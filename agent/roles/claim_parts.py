@@ -23,10 +23,11 @@ from agent.claims.waking import ClaimWaking
 from agent.config import Config
 from agent.persistence.store import Store
 from gigaslice.core import units
+from gigaslice.core.claims.origin import claim_of
 from gigaslice.core.model import SliceUnit
 from gigaslice.kubeapi.client import KubeClient
 
-__all__ = ["CLAIM_TIMES", "ClaimParts", "build_claims"]
+__all__ = ["CLAIM_TIMES", "ClaimParts", "build_claims", "claims_are_served"]
 
 CLAIM_TIMES = StartTimes(patience=40.0, unwatched_patience=20.0, margin=4.0)
 """The kubelet gives up after 45 seconds, and an error costs a pod 72."""
@@ -42,6 +43,13 @@ class ClaimParts:
     release: ClaimRelease
     following: ClaimFollowing
     waking: ClaimWaking
+
+
+def claims_are_served(config: Config, store: Store) -> bool:
+    """Whether claims are what new pods get GPUs by, or pods have some that they got so before."""
+    return config.api == "dra" or any(
+        claim_of(allocation) is not None for allocation in store.table.allocations
+    )
 
 
 def build_claims(

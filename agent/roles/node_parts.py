@@ -16,6 +16,7 @@ from agent.accounting.overuse import OverusePolicy
 from agent.accounting.presence import own_pod
 from agent.allocation.dataset_gate import DatasetGate, NoDatasetGate
 from agent.allocation.node_inventory import InventoryPublisher
+from agent.allocation.start import StartChecks
 from agent.apiserver import KubeCluster, NoCluster, find_access
 from agent.apiserver.consumer_pods import ConsumerPods
 from agent.apiserver.node_client import node_client
@@ -42,12 +43,15 @@ from agent.persistence.room import Room
 from agent.persistence.store import Store
 from agent.providers.rdma import Rdma
 from agent.providers.resource import DevicePluginResource
+from agent.roles.claim_parts import ClaimParts, build_claims, claims_are_served
 from agent.roles.gpu_health_events import GpuHealthEvents
 from agent.roles.ledger_events import LedgerEvents
 from agent.roles.metric_collector import MetricCollector
 from agent.roles.new_types import NewTypes
 from agent.roles.plugin_parts import PluginBuilder, allocation_service
 from agent.telemetry.counters import Counters
+from gigaslice.core.errors import ConfigError
+from gigaslice.kubeapi.client import KubeClient
 from gigaslice.runtime import logs
 from gigaslice.runtime.clock import steady
 from gigaslice.runtime.heap import keep_small
@@ -65,7 +69,8 @@ class Parts:
 
     servicer: serves GPU memory to the kubelet. types: serve GPU memory of further types of GPUs. providers: the other
     resources. essential: parts whose failure ends the agent. restarted: parts without which the others go on; by name,
-    as in gigaslice_component_failures_total. settled: returns when the lists can be served.
+    as in gigaslice_component_failures_total. settled: returns when the lists can be served. claims: serve claims to
+    devices; None where this node has none and gives none out.
     """
 
     servicer: Servicer
@@ -75,6 +80,7 @@ class Parts:
     restarted: dict[str, Run]
     counters: Counters
     settled: Run
+    claims: ClaimParts | None
 
 
 def build(
@@ -82,7 +88,7 @@ def build(
 ) -> Parts:
     """Builds every part. STORE is open, and GPUS holds what SOURCE has found. RENEW has the agent start anew."""
     now, counters, scanned, devices = steady(), Counters(), gpus.now, DeviceList(gpus)
-    cluster, datasets = _outside(config, store)
+    cluster, client, datasets = _outside(config, store)
     health = HealthController(
         source,
         config.state_dir,
@@ -143,6 +149,13 @@ def build(
         cluster=cluster,
         driver_limits=driver_limits,
     )
+    claims = None
+    if client is not None and isinstance(cluster, KubeCluster) and claims_are_served(config, store):
+        service = allocation_service(config, store, gpus, now)
+        checks = StartChecks(store, service, cluster, datasets, driver_limits)
+        claims = build_claims(
+            config, store, service, checks, cluster=cluster, client=client, allocated=limits.changed
+        )
     withholding = Withholding(
         store,
         gpus,
@@ -150,6 +163,7 @@ def build(
         interval=config.measure_interval,
         withhold=devices.withhold,
         outlived=plugin.poller.outlived,
+        closed=config.api == "dra",
     )
     withholding.apply()
     restarted: dict[str, Run] = {
@@ -193,6 +207,10 @@ def build(
             rights=config.annotation_rights,
             driver_limits=lambda: driver_limits.report.backend,
         ).run
+    if claims is not None:
+        restarted.update({"claim_release": claims.release.run, "claim_consumers": claims.following.run})
+        if config.api == "dra":
+            restarted["claim_waking"] = claims.waking.run
     if config.resource_per_type is not None:
         restarted["types"] = NewTypes(gpus, types, resources, config.type_contradictions, renew).run
     if config.bind_cpus == "on":
@@ -210,7 +228,7 @@ def build(
         if config.driver_limits == "required":
             await driver_limits.settled(_SETTLE_SECONDS)
 
-    return Parts(servicer, tuple(others), tuple(providers), essential, restarted, counters, settled)
+    return Parts(servicer, tuple(others), tuple(providers), essential, restarted, counters, settled, claims)
 
 
 def _driver_limits(
@@ -233,11 +251,13 @@ def _driver_limits(
     )
 
 
-def _outside(config: Config, store: Store) -> tuple[KubeCluster | NoCluster, DatasetGate | NoDatasetGate]:
-    cluster = _cluster(config)
+def _outside(
+    config: Config, store: Store
+) -> tuple[KubeCluster | NoCluster, KubeClient | None, DatasetGate | NoDatasetGate]:
+    cluster, client = _cluster(config)
     if store.dirs.ledger_files.unsafe:
         store.watchers.append(LedgerEvents(cluster, store).send)
-    return cluster, _dataset_gate(config, lambda: cluster.synced)
+    return cluster, client, _dataset_gate(config, lambda: cluster.synced)
 
 
 def _dataset_gate(config: Config, sees_pods: Callable[[], bool]) -> DatasetGate | NoDatasetGate:
@@ -252,18 +272,24 @@ def _overuse_policy(config: Config) -> OverusePolicy:
     return OverusePolicy(config.overuse, config.evict_grace, config.evict_above, over_limit=over_limit)
 
 
-def _cluster(config: Config) -> KubeCluster | NoCluster:
-    """The API server as this node sees it, or none. One line of the log says which, and why."""
+def _cluster(config: Config) -> tuple[KubeCluster | NoCluster, KubeClient | None]:
+    """The API server as this node sees it, and the way to it, or none. One line of the log says which, and why.
+
+    Raises ConfigError where claims are to be served without it.
+    """
     log = logs.get_logger("node")
     if config.kube_api == "off":
         log.info("no access to the API server; annotations and events are off", detail="--kube-api=off")
-        return NoCluster()
+        return NoCluster(), None
     access, whence = find_access(config.kubeconfig, config.kubernetes_service)
     node = config.node if config.node_name or config.kubeconfig else ""
     if access is not None and not node:
         access, whence = None, "--node-name is not set, and a pod does not know its node's name"
     if access is None:
+        if config.api == "dra":
+            raise ConfigError(f"--api=dra needs access to the API server, which has the claims: {whence}")
         log.info("no access to the API server; annotations and events are off", detail=whence)
-        return NoCluster()
+        return NoCluster(), None
     log.info("API server", server=str(access), credentials=whence, node=node)
-    return KubeCluster(node_client(access), node)
+    client = node_client(access)
+    return KubeCluster(client, node), client

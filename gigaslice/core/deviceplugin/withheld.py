@@ -9,7 +9,7 @@ from gigaslice.core.deviceplugin.device_id import gpu_device_ids
 from gigaslice.core.deviceplugin.origin import is_plugin, kept
 from gigaslice.core.model import Gpu
 
-__all__ = ["withheld"]
+__all__ = ["unheld", "withheld"]
 
 
 def withheld(table: AllocationTable, gpus: Sequence[Gpu], uncounted: Collection[str] = ()) -> frozenset[str]:
@@ -54,6 +54,12 @@ def withheld(table: AllocationTable, gpus: Sequence[Gpu], uncounted: Collection[
         surplus = min(max(0, len(free[gpu]) - room[gpu]), max(0, lost - len(hidden)))
         hidden += free[gpu][len(free[gpu]) - surplus :]
     return frozenset(hidden)
+
+
+def unheld(table: AllocationTable, gpus: Sequence[Gpu]) -> frozenset[str]:
+    """Every device ID that no container has: what is withheld while another API gives out all that is new."""
+    taken = frozenset(device_id for allocation in table.allocations for device_id in kept(allocation))
+    return frozenset(device_id for gpu in gpus for device_id in gpu_device_ids(gpu)) - taken
 
 
 def _by_device_ids(allocation: Allocation, hold: Hold) -> int:
