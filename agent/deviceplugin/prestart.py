@@ -60,6 +60,11 @@ class StartDecider:
         self._told: dict[str, str] = {}  # what was last reported within a call, by allocation
         self._log = get_logger("plugin")
 
+    @property
+    def waiting(self) -> int:
+        """How many containers wait now."""
+        return self._waiter.waiting
+
     async def decide(self, allocations: Sequence[Allocation], remaining: float | None) -> str | None:
         """Waits until a container may start.
 

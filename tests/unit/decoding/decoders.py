@@ -20,6 +20,7 @@ from agent.kubelet import kubelet_checkpoint
 from agent.limits import driver_limit_report
 from agent.persistence import codec
 from agent.roles.records import CODEC
+from gigaslice.core.claims.resource_claim import ResourceClaim
 from gigaslice.core.classes.amounts import amount_of
 from gigaslice.core.classes.resource_class import parse_resource_class
 from gigaslice.core.cluster.assignment import Assignment
@@ -280,6 +281,9 @@ DECODERS: tuple[Decoder, ...] = (
     )), seeds.nodes, (ValueError,), ("gigaslice.roles.controller.cluster_feed:_parse_node",)),
     Decoder("pod", (AGENT, *CLUSTER, DATASET, CLI), _document(parse_pod), seeds.pods, (ValueError,), (
         "gigaslice.core.kube.decode:parse_pod", "gigaslice.roles.controller.cluster_feed:ClusterFeed._parse_pod",
+    ), 1.5),
+    Decoder("claim", (AGENT,), _document(ResourceClaim.parse), lambda: (seeds.CLAIM,), (ValueError,), (
+        "gigaslice.core.claims.resource_claim:ResourceClaim.parse",
     ), 1.5),
     Decoder("pod with GPUs", (SCHEDULER,), _document(gpu_pod), seeds.pods, (ValueError,), (
         "gigaslice.kubeapi.cluster_objects:gpu_pod",

@@ -155,6 +155,37 @@ def pods() -> tuple[Document, ...]:
     return (bound, waiting, *recorded("metadata", "spec", "status", kind="Pod", most=4))
 
 
+CLAIM: Document = {
+    "metadata": {
+        "namespace": "team", "name": "vgpu", "uid": "u-1", "annotations": {"gigaslice.io/follows-pod": "true"},
+    },
+    "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu.gigaslice.io"}}]}},
+    "status": {
+        "allocation": {
+            "devices": {
+                "results": [
+                    {
+                        "request": "gpu", "driver": "gigaslice.io", "pool": "node-a", "device": "gpu-1",
+                        "shareID": "s", "consumedCapacity": {"memory": "8Gi", "cores": "30"},
+                    },
+                ],
+                "config": [
+                    {
+                        "requests": ["gpu"], "source": "FromClaim",
+                        "opaque": {
+                            "driver": "gigaslice.io",
+                            "parameters": {"apiVersion": "config.gigaslice.io/v1alpha1", "kind": "VGPU"},
+                        },
+                    },
+                ],
+            },
+        },
+        "reservedFor": [{"resource": "pods", "name": "train", "uid": "p-1"}],
+    },
+}  # fmt: skip
+"""A claim as the API server has it when it is prepared."""
+
+
 def nodes() -> tuple[Document, ...]:
     """Nodes: recorded ones, and with the inventory of an agent."""
     return tuple(
