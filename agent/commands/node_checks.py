@@ -33,7 +33,7 @@ from gigaslice.core.kube.fields import object_at
 from gigaslice.core.limits.driver_limit_messages import SupportAnswer
 from gigaslice.core.text import plain
 from gigaslice.kubeapi.access import Access
-from gigaslice.kubeapi.client import ApiFailure, KubeClient, object_path
+from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
 from gigaslice.runtime import local_protocol
 from gigaslice.runtime.files import read_file
 from vcuda.doctor import Finding, check_locks, check_managed
@@ -47,7 +47,12 @@ _MAX_LIST_BYTES = 64 << 20  # an API server may leave the limit out of account
 _EVICT = ("create", "pods/eviction")
 _PUBLISH = ("patch", "nodes")
 _RIGHTS = (("watch", "pods"), ("create", "events"), ("patch", "events"), _EVICT)
-_MISSED_LITTLE = ("events",)  # without these rights pods are served all the same
+_CLAIMS, _SLICES = "resourceclaims.resource.k8s.io", "resourceslices.resource.k8s.io"
+_CLAIM_RIGHTS = (
+    ("get", _CLAIMS),
+    *((verb, _SLICES) for verb in ("list", "create", "update", "delete")),
+)
+_MISSED_LITTLE = ("events",)  # without writing these, pods are served all the same
 _LEDGER_REMEDY = "choose a --state-dir on ext4, xfs or btrfs, or mount a tmpfs of the host at --ledger-dir"
 _LIMITS_LOG = "see the log of the container driver-limits"
 _CDI_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
@@ -62,6 +67,8 @@ def examine(config: Config, scan: Callable[[Config], Inventory]) -> Iterator[Fin
     yield from _check_kubelet(config)
     yield _check_pod_resources(config)
     yield _check_pid_namespace(Path("/proc/self/ns/pid"))
+    if config.api == "dra":
+        yield from _check_claim_directories(config)
     yield from _check_api(config)
     yield _check_driver_limits(config)
     if config.host_memory:
@@ -232,9 +239,10 @@ def _check_api(config: Config) -> Iterator[Finding]:
 async def _ask(access: Access, config: Config, where: str) -> list[Finding]:
     async with node_client(access) as client:
         answer = await _ask_api(client, config, where)
-        return (
-            [answer] if answer.level == "fail" else [answer, await _try_publishing(client, config.node_name)]
-        )
+        if answer.level == "fail":
+            return [answer]
+        claims = [await _ask_for_claims(client)] if config.api == "dra" else []
+        return [answer, *claims, await _try_publishing(client, config.node_name)]
 
 
 async def _ask_api(client: KubeClient, config: Config, where: str) -> Finding:
@@ -242,7 +250,8 @@ async def _ask_api(client: KubeClient, config: Config, where: str) -> Finding:
     query = {"fieldSelector": f"spec.nodeName={config.node_name}", "limit": "1", "resourceVersion": "0"}
     try:
         await client.request("GET", object_path("api", "v1", "pods"), query, most=_MAX_LIST_BYTES)
-        missing = [right for right in _RIGHTS if not await _allowed(client, right)]
+        rights = (*_RIGHTS, *(_CLAIM_RIGHTS if config.api == "dra" else ()))
+        missing = [right for right in rights if not await _allowed(client, right)]
     except ApiFailure as failure:
         return _not_listed(failure, where)
     if config.overuse == "report":
@@ -261,6 +270,46 @@ async def _ask_api(client: KubeClient, config: Config, where: str) -> Finding:
         )
         return Finding(level, "API server", f"{where}: the agent may not {names}", remedy)
     return Finding("ok", "API server", f"{where}; it lets us in")
+
+
+async def _ask_for_claims(client: KubeClient) -> Finding:
+    """Whether the cluster has claims to devices at all, and lets pods be woken that wait with one."""
+    subject = "claims"
+    try:
+        await client.request("GET", object_path("apis", "resource.k8s.io", "v1"))
+        wakes = await _allowed(client, ("patch", "pods"))
+    except ApiFailure as failure:
+        if failure.status == NOT_FOUND:
+            text = "the cluster has no resource.k8s.io/v1"
+            remedy = "claims need Kubernetes 1.34, and their sharing 1.36; serve device plugins (--api=device-plugin)"
+            return Finding("fail", subject, text, remedy)
+        return Finding("warn", subject, str(failure), "see the API server's log")
+    if not wakes:
+        text = "the agent may not annotate pods: memory that becomes free may idle for 72 seconds"
+        return Finding(
+            "warn", subject, text, "apply deploy/claims-policy.yaml, or the chart with node.api=dra"
+        )
+    return Finding("ok", subject, "the cluster has them")
+
+
+def _check_claim_directories(config: Config) -> Iterator[Finding]:
+    """The directories by which the kubelet finds the driver, and the runtime what the containers of a claim get."""
+    for name in ("plugins_registry", "plugins"):
+        path = config.kubelet_root / name
+        if not os.access(path, os.W_OK | os.X_OK):
+            text = f"{path} is not there, or not to be written"
+            remedy = (
+                "mount the kubelet's directory there (chart: node.api=dra), or name it with --kubelet-root"
+            )
+            yield Finding("fail", "claims", text, remedy)
+    parent = config.cdi_dir if config.cdi_dir.is_dir() else config.cdi_dir.parent
+    if not os.access(parent, os.W_OK | os.X_OK):
+        text = (
+            f"{parent} cannot be written: the container runtime would not learn what a claim's containers get"
+        )
+        yield Finding(
+            "fail", "claims", text, "mount the host's /var/run/cdi there, or name it with --cdi-dir"
+        )
 
 
 def _not_listed(failure: ApiFailure, where: str) -> Finding:
@@ -296,7 +345,8 @@ async def _try_publishing(client: KubeClient, node: str) -> Finding:
 async def _allowed(client: KubeClient, right: tuple[str, str]) -> bool:
     """Whether the API server would let us; True where it does not say: then the agent will see."""
     verb, (resource, _, part) = right[0], right[1].partition("/")
-    attributes = {"verb": verb, "resource": resource, **({"subresource": part} if part else {})}
+    name, _, group = resource.partition(".")
+    attributes = {"verb": verb, "resource": name, "group": group, **({"subresource": part} if part else {})}
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",

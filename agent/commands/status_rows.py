@@ -19,6 +19,7 @@ from agent.roles.records import CODEC
 from gigaslice.core import units
 from gigaslice.core.allocation.consumer import common_names
 from gigaslice.core.allocation.table import Allocation, Hold
+from gigaslice.core.claims.origin import claim_of
 from gigaslice.core.errors import StateError
 from gigaslice.core.text import plain
 from gigaslice.runtime import table
@@ -39,7 +40,9 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class StatusRow:
     """One container on one GPU; sizes are bytes. state: "running", "idle", "waiting", "ended",
-    "unreadable", or "whole": the GPU is given out as such (slices: 1), and what runs on it is not counted.
+    "unreadable", or "whole": the GPU is given out as such (slices: 1), and what runs on it is not counted. claim: the
+    claim to devices that it was given out for; None: by the device-plugin API. consumers: who uses it; several share
+    its limit, and namespace, pod and container are what all of them have in common.
     """
 
     allocation: str
@@ -54,6 +57,8 @@ class StatusRow:
     undeclared_bytes: int
     peak_bytes: int
     pids: tuple[int, ...]
+    claim: str | None = None
+    consumers: tuple[str, ...] = ()
 
 
 def collect(state_dir: Path) -> tuple[StatusRow, ...]:
@@ -152,7 +157,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cells(row: StatusRow) -> tuple[str, ...]:
-    name = f"{row.namespace}/{row.pod}/{row.container}" if row.pod else f"allocation {row.allocation[:8]}"
+    name = ", ".join(row.consumers) or f"allocation {row.allocation[:8]}"
+    if row.claim and len(row.consumers) != 1:
+        name = f"claim {row.claim}: {name}" if row.consumers else f"claim {row.claim}"
     pids = ",".join(str(pid) for pid in row.pids) or "-"
     used = row.used_bytes + row.undeclared_bytes
     sizes = (units.format_bytes(size) for size in (row.limit_bytes, used, row.peak_bytes))
@@ -175,6 +182,8 @@ def _row(allocation: Allocation, hold: Hold, reading: Reading) -> StatusRow:
         undeclared_bytes=reading.undeclared.get(hold.gpu, 0),  # of processes without the library too
         peak_bytes=reading.peak.get(hold.gpu, 0),
         pids=pids or reading.pids,
+        claim=str(claim) if (claim := claim_of(allocation)) is not None else None,
+        consumers=tuple(str(consumer.ref) for consumer in allocation.consumers),
     )
 
 

@@ -298,7 +298,7 @@ def test_log_events_are_those_of_the_agent() -> None:
 def test_events_on_pods_are_those_of_the_table() -> None:
     used = {
         text
-        for text in texts(calls("event", "_event", "_say", "_say_of", "_report_annotation"))
+        for text in texts(calls("event", "_event", "_say", "_say_of", "_tell", "_report_annotation"))
         if is_reason(text)
     }
     pairs = {pair for path in (ROOT / "agent" / "roles").glob("*.py") for pair in kinds_and_reasons(path)}
@@ -308,7 +308,7 @@ def test_events_on_pods_are_those_of_the_table() -> None:
         assert row.kind in ("Normal", "Warning")
     said = {
         (reason, kind)
-        for call in calls("event", "_event", "_say", "_say_of")
+        for call in calls("event", "_event", "_say", "_say_of", "_tell")
         for reason in filter(is_reason, texts(call.args))
         for kind in texts(call.args) & {"Normal", "Warning"}
     } | {(reason, kind) for kind, reason in pairs}
