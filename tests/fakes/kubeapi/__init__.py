@@ -6,9 +6,10 @@
         api.store.compact(); api.drop_watches(); api.hanging = True; api.denial = 403
         api.faults.append(Fault("POST", "/events", 503, count=2)); api.events(); api.writes
 
-resources.py: which kinds, and their paths · store.py: what a server does with objects · answers.py: status codes ·
-wire.py, server.py: HTTP and bad days · documents.py: pods and nodes · replay.py: another server, which only plays
-recorded answers · raw.py: one that sends any bytes.
+resources.py: which kinds, and their paths · store.py: what a server does with objects · device_rules.py,
+slice_rules.py: what it refuses of claims and slices (`api.device_rules.drops_sharing = True`: as 1.35) · answers.py:
+status codes · wire.py, server.py: HTTP and bad days · documents.py: pods and nodes · replay.py: another server, which
+only plays recorded answers · raw.py: one that sends any bytes.
 
 Plain HTTP on a free port of the loopback; a watch is a chunked answer with one line per event.
 """

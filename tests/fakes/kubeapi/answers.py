@@ -6,8 +6,9 @@ import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tests.fakes.kubeapi.refused import Refused
 from tests.fakes.kubeapi.resources import Target, target_of
-from tests.fakes.kubeapi.store import Document, ObjectStore, Refused, Snapshot, merged
+from tests.fakes.kubeapi.store import Document, ObjectStore, Snapshot, merged
 
 _PATCHES = {
     "application/merge-patch+json": False,
@@ -90,7 +91,7 @@ class Answers:
 
     def _create(self, target: Target, body: Document) -> Document:
         made = copy.deepcopy(body)
-        if target.resource.custom and target.resource.status:
+        if target.resource.status and (target.resource.custom or target.resource.plural == "resourceclaims"):
             made.pop("status", None)
         return self.store.create(target.resource.plural, made, target.namespace)
 

@@ -13,7 +13,8 @@ class Resource:
     """A kind of objects.
 
     prefix: of its paths. custom: from a definition, which may not be installed. status: written by paths of its own
-    only. versioned: an update must name the version it has read.
+    only. versioned: an update must name the version it has read. fields: those a field selector may name; any where
+    there are none.
     """
 
     prefix: str
@@ -23,6 +24,7 @@ class Resource:
     custom: bool = False
     status: bool = False
     versioned: bool = False
+    fields: frozenset[str] = frozenset()
 
     @property
     def title(self) -> str:
@@ -33,6 +35,8 @@ class Resource:
 
 _CORE, _OWN = "/api/v1", "/apis/gigaslice.io/v1alpha1"
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+_DEVICES = "/apis/resource.k8s.io/v1"
+_NAMES = frozenset(("metadata.name", "metadata.namespace"))
 RESOURCES = {
     one.plural: one
     for one in (
@@ -42,6 +46,18 @@ RESOURCES = {
         Resource(_CORE, "events", "Event"),
         Resource(_CORE, "secrets", "Secret"),
         Resource(_CORE, "resourcequotas", "ResourceQuota", status=True),
+        Resource(
+            _DEVICES,
+            "resourceslices",
+            "ResourceSlice",
+            namespaced=False,
+            fields=frozenset(("metadata.name", "spec.driver", "spec.nodeName")),
+        ),
+        Resource(
+            _DEVICES, "deviceclasses", "DeviceClass", namespaced=False, fields=frozenset(("metadata.name",))
+        ),
+        Resource(_DEVICES, "resourceclaims", "ResourceClaim", status=True, fields=_NAMES),
+        Resource(_DEVICES, "resourceclaimtemplates", "ResourceClaimTemplate", fields=_NAMES),
         Resource("/apis/storage.k8s.io/v1", "csinodes", "CSINode", namespaced=False),
         Resource("/apis/coordination.k8s.io/v1", "leases", "Lease", versioned=True),
         Resource(

@@ -15,8 +15,10 @@ from gigaslice.kubeapi.access import Access
 from tests.fakes.connections import Connections
 from tests.fakes.kubeapi import wire
 from tests.fakes.kubeapi.answers import Answers, Request, status_of
+from tests.fakes.kubeapi.device_rules import DeviceRules
+from tests.fakes.kubeapi.refused import Refused
 from tests.fakes.kubeapi.resources import Target
-from tests.fakes.kubeapi.store import Document, ObjectStore, Refused, Snapshot
+from tests.fakes.kubeapi.store import Document, ObjectStore, Snapshot, check_fields
 
 TOKEN = "a token"
 _PAUSE = 0.02
@@ -166,6 +168,11 @@ class ApiServer:
         """The newest version."""
         return self.store.version
 
+    @property
+    def device_rules(self) -> DeviceRules:
+        """What it refuses or loses of slices and claims."""
+        return self.store.device_rules
+
     def show_any_version(self, snapshot: Snapshot) -> None:
         """From now on, lists of any version (0) show this state, as those of another server that is behind."""
         self.answers.behind = snapshot
@@ -302,6 +309,7 @@ class ApiServer:
         text = request.query.get("resourceVersion", "0")
         try:
             target = self.answers.target(request.path)
+            check_fields(target.resource, request.query)
             if not text.isdigit():
                 raise Refused(500, "", f'resourceVersion: Invalid value: "{text}"')
         except Refused as refused:

@@ -17,19 +17,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from tests.fakes.kubeapi.device_rules import DeviceRules
+from tests.fakes.kubeapi.refused import Refused
 from tests.fakes.kubeapi.resources import RESOURCES, Resource
 
 Document = dict[str, Any]
 _MADE = "2026-11-22T00:00:00Z"
 _TOO_OLD = "The provided continue parameter is too old to display a consistent list result."
-
-
-class Refused(Exception):  # noqa: N818
-    """A request that a server refuses, with the status and reason of the answer."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.reason = status, reason
 
 
 class Change(NamedTuple):
@@ -63,6 +57,8 @@ class ObjectStore:
         """Whether a Binding's UID and version are compared, which 1.20 does not do."""
         self.page_size = 0
         """Objects of a page at most, even of lists of any version, as without a watch cache; 0: what is asked for."""
+        self.device_rules = DeviceRules()
+        """What is refused or lost of objects of resource.k8s.io."""
         self._pages: dict[str, tuple[int, list[Document]]] = {}
 
     # --- objects ------------------------------------------------------------------------------------------------
@@ -88,7 +84,7 @@ class ObjectStore:
         """Makes an object.
 
         Raises:
-            Refused: There is one of that name.
+            Refused: There is one of that name, or the object is invalid.
         """
         made = copy.deepcopy(document)
         metadata = made.setdefault("metadata", {})
@@ -102,6 +98,7 @@ class ObjectStore:
             if (metadata.get("namespace", ""), metadata["name"]) in self.objects[resource]:
                 title = RESOURCES[resource].title
                 raise Refused(409, "AlreadyExists", f'{title} "{metadata["name"]}" already exists')
+            made = self.device_rules.admitted(resource, made, None)
             return self._keep(resource, made, None)
 
     def put(self, resource: str, document: Document) -> Document:
@@ -201,8 +198,9 @@ class ObjectStore:
             behind: An earlier state, shown to lists that take any state (version 0).
 
         Raises:
-            Refused: The page has expired, or is none of this server's.
+            Refused: The page has expired, or is none of this server's, or the selector names no field for that.
         """
+        check_fields(resource, query)
         with self.lock:
             at_any = query.get("resourceVersion") == "0"
             version, objects = behind if behind is not None and at_any else (self.version, self.objects)
@@ -277,6 +275,7 @@ class ObjectStore:
 
     def _update(self, resource: str, known: Document, after: Document) -> Document:
         """Writes AFTER in place of KNOWN; nothing happens where nothing changes."""
+        after = self.device_rules.admitted(resource, after, known)
         if after == known:
             return known
         metadata = after["metadata"]
@@ -312,6 +311,14 @@ class ObjectStore:
         for listener in self.listeners:
             listener(resource, kind, noted)
         return noted
+
+
+def check_fields(resource: Resource, query: Mapping[str, str]) -> None:
+    """Refuses a field selector with a field that objects of RESOURCE are not selected by."""
+    for term in filter(None, query.get("fieldSelector", "").split(",")):
+        path = term.replace("!=", "=").partition("=")[0]
+        if resource.fields and path not in resource.fields:
+            raise Refused(400, "BadRequest", f"field label not supported: {path}")
 
 
 def matches(document: Document, namespace: str, query: Mapping[str, str]) -> bool:
@@ -350,18 +357,42 @@ def _event(change: Change, namespace: str, query: Mapping[str, str]) -> Document
     return {"type": "DELETED", "object": {**change.old, "metadata": metadata}}
 
 
+_MERGE_KEYS = {
+    "conditions": "type",
+    "ownerReferences": "uid",
+    "reservedFor": "uid",
+    "resourceClaims": "name",
+    "resourceClaimStatuses": "name",
+}
+"""Lists of objects that a strategic merge patch merges, and the field that names an element."""
+
+
 def merged(before: Any, patch: Any, *, strategic: bool = False) -> Any:
-    """BEFORE with a merge patch (RFC 7386); STRATEGIC: conditions are merged by type."""
+    """BEFORE with a merge patch (RFC 7386); STRATEGIC: lists whose elements have names, and finalizers, are merged."""
     if not isinstance(patch, Mapping):
         return copy.deepcopy(patch)
     found = dict(before) if isinstance(before, Mapping) else {}
     for key, value in patch.items():
-        if value is None:
+        if strategic and key.startswith("$deleteFromPrimitiveList/"):
+            name = key.partition("/")[2]
+            found[name] = [one for one in found.get(name) or [] if one not in value]
+        elif value is None:
             found.pop(key, None)
-        elif strategic and key == "conditions":
-            kept = {one["type"]: one for one in found.get(key, [])}
-            kept.update({one["type"]: one for one in value})
-            found[key] = list(kept.values())
+        elif strategic and key in _MERGE_KEYS:
+            found[key] = _merged_list(found.get(key) or [], value, _MERGE_KEYS[key])
+        elif strategic and key == "finalizers":
+            found[key] = list(dict.fromkeys([*(found.get(key) or []), *value]))
         else:
             found[key] = merged(found.get(key), value, strategic=strategic)
     return found
+
+
+def _merged_list(before: list[Document], patch: list[Document], key: str) -> list[Document]:
+    """BEFORE with the elements of PATCH in place of those of the same name, and the others behind."""
+    kept = {one[key]: one for one in before}
+    for one in patch:
+        if one.get("$patch") == "delete":
+            kept.pop(one[key], None)
+        else:
+            kept[one[key]] = merged(kept.get(one[key]), one, strategic=True)
+    return list(kept.values())
