@@ -1,15 +1,16 @@
-"""Waiting in tests of asyncio code: until something holds, and for a story that runs beside what it is about."""
+"""Waiting in tests, mostly of asyncio: until something holds, and for a story that runs beside what it is about."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-__all__ = ["run_beside", "until"]
+__all__ = ["run_beside", "until", "wait_until"]
 
 
 async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
@@ -33,3 +34,12 @@ async def run_beside(
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """As until(), for code of threads."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            pytest.fail("what the test waits for has not come")
+        time.sleep(0.005)

@@ -8,6 +8,12 @@ import pytest
 
 from tests.fakes.kubeapi import ApiServer
 from tests.fakes.kubeapi.answers import Answers, Request
+from tests.fakes.kubeapi.device_documents import (
+    claim_document,
+    device_document,
+    request_document,
+    slice_document,
+)
 from tests.fakes.kubeapi.store import ObjectStore
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -32,42 +38,14 @@ def server():
     return Server()
 
 
-def device(name="gpu-0", **more):
-    """The device of dra's example: 79 GiB and 100 parts of compute, shared."""
-    gib = {"default": "79Gi", "validRange": {"min": "1Gi", "max": "79Gi", "step": "1Gi"}}
-    cores = {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}
-    return {
-        "name": name,
-        "allowMultipleAllocations": True,
-        "attributes": {
-            "uuid": {"string": "GPU-58a9c2ed-a697-4a1c-9aa1-906b87e19b3f"},
-            "index": {"int": 0},
-            "cudaComputeCapability": {"version": "9.0.0"},
-            "resource.kubernetes.io/pcieRoot": {"string": "pci0000:17"},
-        },
-        "capacity": {
-            "memory": {"value": "79Gi", "requestPolicy": gib},
-            "cores": {"value": "100", "requestPolicy": cores},
-        },
-        **more,
-    }
+def sliced(*devices, **more):
+    return slice_document(*(devices or (device_document(gib=79),)), **more)
 
 
-def slice_document(*devices, name="node-a-gigaslice", node="node-a", driver="gigaslice.io"):
-    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
-    spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": list(devices or (device(),))}
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceSlice",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
-
-
-def claim_document(*requests, name="c", **devices):
-    exactly = {"deviceClassName": "vgpu.gigaslice.io", "capacity": {"requests": {"memory": "8Gi"}}}
-    devices["requests"] = list(requests or ({"name": "gpu", "exactly": exactly},))
-    return {"kind": "ResourceClaim", "metadata": {"name": name}, "spec": {"devices": devices}}
+def asking_claim(*requests, name="c", **devices):
+    return claim_document(
+        name, *(requests or (request_document(memory="8Gi"),)), namespace="team-a", **devices
+    )
 
 
 def changed(document, path, value):
@@ -85,12 +63,12 @@ def changed(document, path, value):
 
 
 def test_a_slice_is_kept_as_it_was_sent_and_counts_its_changes(server):
-    sent = slice_document()
+    sent = sliced()
     status, answer = server("POST", SLICES, sent)
     assert status == 201
     assert answer["spec"] == sent["spec"]
     assert answer["metadata"]["generation"] == 1
-    path = f"{SLICES}/node-a-gigaslice"
+    path = f"{SLICES}/node-a-gigaslice.io"
     status, same = server("PUT", path, answer)
     assert (status, same["metadata"]) == (200, answer["metadata"])
     after = changed(answer, ("spec", "pool", "generation"), 2)
@@ -142,24 +120,24 @@ _RANGE = (*_MEMORY, "requestPolicy", "validRange")
     ],
 )
 def test_an_invalid_slice_is_refused(server, path, value, text):
-    status, answer = server("POST", SLICES, changed(slice_document(), path, value))
+    status, answer = server("POST", SLICES, changed(sliced(), path, value))
     assert (status, answer["reason"]) == (422, "Invalid")
     assert text in answer["message"]
-    assert answer["message"].startswith('ResourceSlice.resource.k8s.io "node-a-gigaslice" is invalid: ')
+    assert answer["message"].startswith('ResourceSlice.resource.k8s.io "node-a-gigaslice.io" is invalid: ')
 
 
 def test_128_devices_and_64_with_taints_are_taken(server):
     taints = [{"key": "gigaslice.io/unhealthy", "value": "xid", "effect": "NoSchedule"}]
-    plain = [device(f"gpu-{number}") for number in range(128)]
-    tainted = [device(f"gpu-{number}", taints=taints) for number in range(64)]
-    assert server("POST", SLICES, slice_document(*plain, name="a"))[0] == 201
-    assert server("POST", SLICES, slice_document(*tainted, name="b"))[0] == 201
+    plain = [device_document(f"gpu-{number}") for number in range(128)]
+    tainted = [device_document(f"gpu-{number}", taints=taints) for number in range(64)]
+    assert server("POST", SLICES, sliced(*plain, name="a"))[0] == 201
+    assert server("POST", SLICES, sliced(*tainted, name="b"))[0] == 201
 
 
 def test_driver_node_and_pool_of_a_slice_stay(server):
-    _, kept = server("POST", SLICES, slice_document())
+    _, kept = server("POST", SLICES, sliced())
     for path in (("spec", "driver"), ("spec", "nodeName"), ("spec", "pool", "name")):
-        status, answer = server("PUT", f"{SLICES}/node-a-gigaslice", changed(kept, path, "other"))
+        status, answer = server("PUT", f"{SLICES}/node-a-gigaslice.io", changed(kept, path, "other"))
         assert status == 422
         assert "field is immutable" in answer["message"]
 
@@ -167,27 +145,27 @@ def test_driver_node_and_pool_of_a_slice_stay(server):
 def test_a_server_without_the_gates_loses_sharing_and_taints_silently(server):
     server.store.device_rules.drops_sharing = server.store.device_rules.drops_taints = True
     taints = [{"key": "gigaslice.io/unhealthy", "effect": "NoSchedule"}]
-    status, answer = server("POST", SLICES, slice_document(device(taints=taints)))
+    status, answer = server("POST", SLICES, sliced(device_document(gib=79, taints=taints)))
     assert status == 201
     (found,) = answer["spec"]["devices"]
     assert not {"allowMultipleAllocations", "taints"} & set(found)
     assert found["capacity"] == {"memory": {"value": "79Gi"}, "cores": {"value": "100"}}
-    status, claim = server("POST", CLAIMS, claim_document())
+    status, claim = server("POST", CLAIMS, asking_claim())
     assert claim["spec"]["devices"]["requests"] == [
         {"name": "gpu", "exactly": {"deviceClassName": "vgpu.gigaslice.io"}}
     ]
 
 
 def test_slices_are_selected_by_driver_and_node_and_by_nothing_else(server):
-    server("POST", SLICES, slice_document())
-    server("POST", SLICES, slice_document(name="b", node="node-b"))
-    server("POST", SLICES, slice_document(name="c", driver="example.com"))
+    server("POST", SLICES, sliced())
+    server("POST", SLICES, sliced(name="b", node="node-b"))
+    server("POST", SLICES, sliced(name="c", driver="example.com"))
 
     def names(selector):
         return [one["metadata"]["name"] for one in server("GET", SLICES, fieldSelector=selector)[1]["items"]]
 
-    assert names("spec.driver=gigaslice.io,spec.nodeName=node-a") == ["node-a-gigaslice"]
-    assert names("spec.nodeName=node-a") == ["node-a-gigaslice", "c"]
+    assert names("spec.driver=gigaslice.io,spec.nodeName=node-a") == ["node-a-gigaslice.io"]
+    assert names("spec.nodeName=node-a") == ["node-a-gigaslice.io", "c"]
     status, answer = server("GET", SLICES, fieldSelector="spec.pool.name=node-a")
     assert (status, answer["message"]) == (400, "field label not supported: spec.pool.name")
 
@@ -196,9 +174,9 @@ def test_the_spec_of_claims_and_templates_is_immutable_and_their_metadata_are_no
     template = {
         "kind": "ResourceClaimTemplate",
         "metadata": {"name": "t"},
-        "spec": {"spec": claim_document()["spec"]},
+        "spec": {"spec": asking_claim()["spec"]},
     }
-    for path, document in ((CLAIMS, claim_document(name="t")), (TEMPLATES, template)):
+    for path, document in ((CLAIMS, asking_claim(name="t")), (TEMPLATES, template)):
         assert server("POST", path, document)[0] == 201
         annotated = {"metadata": {"annotations": {"a": "b"}}}
         assert server("PATCH", f"{path}/t", annotated, MERGE)[0] == 200
@@ -213,7 +191,7 @@ def allocation(request="gpu", **more):
 
 
 def test_the_status_of_a_claim_has_its_own_path_and_an_allocation_is_not_changed(server):
-    sent = {**claim_document(), "status": {"allocation": allocation()}}
+    sent = {**asking_claim(), "status": {"allocation": allocation()}}
     _, claim = server("POST", CLAIMS, sent)
     assert "status" not in claim
     path = f"{CLAIMS}/c"
@@ -230,7 +208,7 @@ def test_the_status_of_a_claim_has_its_own_path_and_an_allocation_is_not_changed
 
 
 def test_consumers_need_an_allocation_and_a_claim_that_stays(server):
-    server("POST", CLAIMS, claim_document())
+    server("POST", CLAIMS, asking_claim())
     path = f"{CLAIMS}/c/status"
     consumer = {"resource": "pods", "name": "p", "uid": "u1"}
     status, answer = server("PATCH", path, {"status": {"reservedFor": [consumer]}}, STRATEGIC)
@@ -252,20 +230,20 @@ def test_consumers_need_an_allocation_and_a_claim_that_stays(server):
 @pytest.mark.parametrize(
     ("document", "text"),
     [
-        (claim_document({"name": "a"}), "exactly one of `exactly` or `firstAvailable`"),
-        (claim_document({"name": "a", "exactly": {"count": 1}}), "deviceClassName: Required value"),
-        (claim_document({"name": "A", "exactly": {"deviceClassName": "c"}}), "RFC 1123 label"),
+        (asking_claim({"name": "a"}), "exactly one of `exactly` or `firstAvailable`"),
+        (asking_claim({"name": "a", "exactly": {"count": 1}}), "deviceClassName: Required value"),
+        (asking_claim({"name": "A", "exactly": {"deviceClassName": "c"}}), "RFC 1123 label"),
         (
-            claim_document(*({"name": f"a{n}", "exactly": {"deviceClassName": "c"}} for n in range(33))),
+            asking_claim(*({"name": f"a{n}", "exactly": {"deviceClassName": "c"}} for n in range(33))),
             "at most 32",
         ),
-        (claim_document(config=[{"opaque": {"driver": "gigaslice.io", "parameters": "x"}}]), "JSON object"),
+        (asking_claim(config=[{"opaque": {"driver": "gigaslice.io", "parameters": "x"}}]), "JSON object"),
         (
-            claim_document(config=[{"opaque": {"driver": "d", "parameters": {"a": "x" * 10240}}}]),
+            asking_claim(config=[{"opaque": {"driver": "d", "parameters": {"a": "x" * 10240}}}]),
             "Too long",
         ),
-        (claim_document(config=[{"requests": ["cpu"], "opaque": {}}]), "name of a request"),
-        (claim_document(constraints=[{"requests": ["gpu"]}]), "matchAttribute"),
+        (asking_claim(config=[{"requests": ["cpu"], "opaque": {}}]), "name of a request"),
+        (asking_claim(constraints=[{"requests": ["gpu"]}]), "matchAttribute"),
     ],
 )
 def test_an_invalid_claim_is_refused(server, document, text):
@@ -302,6 +280,6 @@ def test_strategic_patches_merge_lists_of_names_and_merge_patches_replace_them(s
 def test_a_server_has_the_rules_for_what_a_test_puts_in_too():
     api = ApiServer("node-a")
     api.device_rules.drops_sharing = True
-    api.put("resourceslices", slice_document())
-    (found,) = api.get("resourceslices", "node-a-gigaslice")["spec"]["devices"]
+    api.put("resourceslices", sliced())
+    (found,) = api.get("resourceslices", "node-a-gigaslice.io")["spec"]["devices"]
     assert "allowMultipleAllocations" not in found
