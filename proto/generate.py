@@ -26,8 +26,10 @@ RECORD = SOURCES / "checksums"
 PACKAGES = {
     "deviceplugin_v1beta1": "agent/kubelet/pb",
     "podresources_v1": "agent/kubelet/pb",
+    "dra_v1": "agent/kubelet/pb",
+    "dra_v1beta1": "agent/kubelet/pb",
     "csi_v1": "gigaslice/roles/dataset_node/csi/pb",
-    "pluginregistration_v1": "gigaslice/roles/dataset_node/csi/pb",
+    "pluginregistration_v1": "gigaslice/runtime/pb",
 }
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 

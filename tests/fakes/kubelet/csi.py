@@ -23,8 +23,8 @@ import grpc
 
 from gigaslice.roles.dataset_node.csi.pb import csi_v1_pb2 as csi
 from gigaslice.roles.dataset_node.csi.pb import csi_v1_pb2_grpc as csi_rpc
-from gigaslice.roles.dataset_node.csi.pb import pluginregistration_v1_pb2 as reg
-from gigaslice.roles.dataset_node.csi.pb import pluginregistration_v1_pb2_grpc as reg_rpc
+from gigaslice.runtime.pb import pluginregistration_v1_pb2 as reg
+from gigaslice.runtime.pb import pluginregistration_v1_pb2_grpc as reg_rpc
 
 __all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "CsiKubelet", "CsiPod", "CsiVolumeOfPod", "volume_handle"]
 

@@ -10,8 +10,8 @@ from google.protobuf.json_format import MessageToDict
 
 from gigaslice.roles.dataset_node.csi.pb import csi_v1_pb2 as csi
 from gigaslice.roles.dataset_node.csi.pb import csi_v1_pb2_grpc as csi_rpc
-from gigaslice.roles.dataset_node.csi.pb import pluginregistration_v1_pb2 as reg
-from gigaslice.roles.dataset_node.csi.pb import pluginregistration_v1_pb2_grpc as reg_rpc
+from gigaslice.runtime.pb import pluginregistration_v1_pb2 as reg
+from gigaslice.runtime.pb import pluginregistration_v1_pb2_grpc as reg_rpc
 from tests.fakes.eventually import until
 from tests.fakes.kubelet.csi import CsiKubelet, CsiPod, CsiVolumeOfPod
 

@@ -13,7 +13,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.wrappers_pb2 import BoolValue
 
 from gigaslice.roles.dataset_node.csi.pb import csi_v1_pb2 as csi
-from gigaslice.roles.dataset_node.csi.pb import pluginregistration_v1_pb2 as registration
+from gigaslice.runtime.pb import pluginregistration_v1_pb2 as registration
 
 TYPES = {
     FieldDescriptorProto.TYPE_STRING: "string",

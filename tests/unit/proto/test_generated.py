@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture
 def tree(tmp_path):
     shutil.copytree(ROOT / "proto", tmp_path / "proto")
-    for package in ("agent/kubelet/pb", "gigaslice/roles/dataset_node/csi/pb"):
+    for package in ("agent/kubelet/pb", "gigaslice/roles/dataset_node/csi/pb", "gigaslice/runtime/pb"):
         shutil.copytree(ROOT / package, tmp_path / package)
     return tmp_path
 
@@ -65,8 +65,10 @@ def test_generation_gives_the_committed_messages(tree):
     for name in (
         "agent/kubelet/pb/deviceplugin_v1beta1_pb2.py",
         "agent/kubelet/pb/podresources_v1_pb2.py",
+        "agent/kubelet/pb/dra_v1_pb2.py",
+        "agent/kubelet/pb/dra_v1beta1_pb2.py",
         "gigaslice/roles/dataset_node/csi/pb/csi_v1_pb2.py",
-        "gigaslice/roles/dataset_node/csi/pb/pluginregistration_v1_pb2.py",
+        "gigaslice/runtime/pb/pluginregistration_v1_pb2.py",
     ):
         written = (tree / name).read_text().splitlines()
         committed = (ROOT / name).read_text().splitlines()

@@ -14,6 +14,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as dp
+from agent.kubelet.pb import dra_v1_pb2 as dra
+from agent.kubelet.pb import dra_v1beta1_pb2 as dra_beta
 from agent.kubelet.pb import podresources_v1_pb2 as pr
 
 TYPES = {
@@ -25,7 +27,7 @@ TYPES = {
     "message": FieldDescriptor.TYPE_MESSAGE,
 }
 
-# message: "number type name"; a "*" after the type means repeated, a name after ":" the message type.
+# message: "number type name"; "*" after the type means repeated, "?" optional, a name after ":" the message type.
 DEVICE_PLUGIN = {
     "Empty": [],
     "DevicePluginOptions": ["1 bool pre_start_required", "2 bool get_preferred_allocation_available"],
@@ -101,7 +103,32 @@ POD_RESOURCES = {
     "CDIDevice": ["1 string name"],
 }
 
+CLAIMS_BETA = {
+    "NodePrepareResourcesRequest": ["1 message* claims:Claim"],
+    "NodePrepareResourcesResponse": ["1 message* claims:ClaimsEntry"],
+    "NodePrepareResourceResponse": ["1 message* devices:Device", "2 string error"],
+    "Device": [
+        "1 string* request_names",
+        "2 string pool_name",
+        "3 string device_name",
+        "4 string* cdi_device_ids",
+    ],
+    "NodeUnprepareResourcesRequest": ["1 message* claims:Claim"],
+    "NodeUnprepareResourcesResponse": ["1 message* claims:ClaimsEntry"],
+    "NodeUnprepareResourceResponse": ["1 string error"],
+    "Claim": ["1 string namespace", "2 string uid", "3 string name"],
+}
+
+CLAIMS = {**CLAIMS_BETA, "Device": [*CLAIMS_BETA["Device"], "5 string? share_id"]}
+
+DRIVER = {
+    "NodePrepareResources": ("NodePrepareResourcesRequest", "NodePrepareResourcesResponse", False),
+    "NodeUnprepareResources": ("NodeUnprepareResourcesRequest", "NodeUnprepareResourcesResponse", False),
+}
+
 METHODS = {
+    dra: {"k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin": DRIVER},
+    dra_beta: {"k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin": DRIVER},
     dp: {
         "v1beta1.Registration": {"Register": ("RegisterRequest", "Empty", False)},
         "v1beta1.DevicePlugin": {
@@ -129,19 +156,29 @@ def described(module: ModuleType) -> dict[str, list[str]]:
     table = {}
     for message in file.message_type:
         table[message.name] = [
-            f"{field.number} {names[field.type]}{'*' if field.label == field.LABEL_REPEATED else ''} {field.name}"
+            f"{field.number} {names[field.type]}{_mark(field)} {field.name}"
             + (f":{field.type_name.split('.')[-1]}" if field.type_name else "")
             for field in message.field
         ]
     return table
 
 
-@pytest.mark.parametrize(("module", "table"), [(dp, DEVICE_PLUGIN), (pr, POD_RESOURCES)], ids=["dp", "pr"])
+def _mark(field: descriptor_pb2.FieldDescriptorProto) -> str:
+    if field.proto3_optional:
+        return "?"
+    return "*" if field.label == field.LABEL_REPEATED else ""
+
+
+@pytest.mark.parametrize(
+    ("module", "table"),
+    [(dp, DEVICE_PLUGIN), (pr, POD_RESOURCES), (dra, CLAIMS), (dra_beta, CLAIMS_BETA)],
+    ids=["dp", "pr", "dra", "dra-beta"],
+)
 def test_messages_have_the_kubelets_fields(module, table):
     assert described(module) == table
 
 
-@pytest.mark.parametrize("module", [dp, pr], ids=["dp", "pr"])
+@pytest.mark.parametrize("module", [dp, pr, dra, dra_beta], ids=["dp", "pr", "dra", "dra-beta"])
 def test_services_have_the_kubelets_paths(module):
     services = {
         service.full_name: {
@@ -218,6 +255,35 @@ RECORDED: list[tuple[Message, bytes]] = [
         ),
         b"\x0a\x1a\x0a\x01p\x12\x02ns\x1a\x11\x0a\x01c\x12\x08\x0a\x03r/x\x12\x01a\x1a\x02\x01\x02",
     ),
+    (
+        dra.NodePrepareResourcesRequest(claims=[dra.Claim(namespace="ns", uid="u", name="c")]),
+        b"\x0a\x0a\x0a\x02ns\x12\x01u\x1a\x01c",
+    ),
+    (
+        dra.NodePrepareResourcesResponse(
+            claims={
+                "u": dra.NodePrepareResourceResponse(
+                    devices=[
+                        dra.Device(
+                            request_names=["r"],
+                            pool_name="p",
+                            device_name="d",
+                            cdi_device_ids=["k=n"],
+                            share_id="s",
+                        )
+                    ],
+                    error="e",
+                )
+            }
+        ),
+        b"\x0a\x1b\x0a\x01u\x12\x16\x0a\x11\x0a\x01r\x12\x01p\x1a\x01d\x22\x03k=n\x2a\x01s\x12\x01e",
+    ),
+    (
+        dra_beta.NodeUnprepareResourcesResponse(
+            claims={"u": dra_beta.NodeUnprepareResourceResponse(error="e")}
+        ),
+        b"\x0a\x08\x0a\x01u\x12\x03\x0a\x01e",
+    ),
 ]
 
 
@@ -230,3 +296,11 @@ def test_recorded_bytes(message, wire):
 def test_fields_of_a_newer_kubelet_are_kept_apart_not_refused():
     newer = dp.Device(ID="x").SerializeToString() + b"\x7a\x03new"
     assert dp.Device.FromString(newer).ID == "x"
+
+
+def test_a_claim_that_is_prepared_is_the_same_bytes_for_an_older_kubelet():
+    message = dra_beta.Device(pool_name="p", device_name="d", cdi_device_ids=["k=n"])
+    assert dra.Device.FromString(message.SerializeToString()) == dra.Device(
+        pool_name="p", device_name="d", cdi_device_ids=["k=n"]
+    )
+    assert dra.Device(share_id="").SerializeToString(), "a share without a name is not no share"

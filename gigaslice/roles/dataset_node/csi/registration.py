@@ -20,9 +20,9 @@ from gigaslice.core.model import DATASET_DRIVER
 from gigaslice.core.text import plain
 from gigaslice.roles.dataset_node.csi.driver import IdentityServicer, NodeServicer
 from gigaslice.roles.dataset_node.csi.pb import csi_v1_pb2_grpc as csi_rpc
-from gigaslice.roles.dataset_node.csi.pb import pluginregistration_v1_pb2 as api
-from gigaslice.roles.dataset_node.csi.pb import pluginregistration_v1_pb2_grpc as rpc
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.pb import pluginregistration_v1_pb2 as api
+from gigaslice.runtime.pb import pluginregistration_v1_pb2_grpc as rpc
 from gigaslice.runtime.time_limit import set_within
 
 __all__ = ["CsiServer"]

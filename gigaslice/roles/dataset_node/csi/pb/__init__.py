@@ -1,1 +1,1 @@
-"""Messages and services of the CSI and of the kubelet's plugin registration, generated from proto/ by `make proto`; do not edit the other files."""
+"""Messages and services of the CSI, generated from proto/ by `make proto`; do not edit the other files."""

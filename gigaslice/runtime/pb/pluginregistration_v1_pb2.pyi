@@ -46,7 +46,7 @@ class PluginInfo(_message.Message):
     ENDPOINT_FIELD_NUMBER: _builtins.int
     SUPPORTED_VERSIONS_FIELD_NUMBER: _builtins.int
     type: _builtins.str
-    """"CSIPlugin" or "DevicePlugin" """
+    """"CSIPlugin", "DRAPlugin" or "DevicePlugin" """
     name: _builtins.str
     """the driver's name"""
     endpoint: _builtins.str

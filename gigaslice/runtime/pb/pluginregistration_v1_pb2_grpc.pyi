@@ -8,7 +8,7 @@ version, although its directory has one. proto/README.md says where they come fr
 """
 
 from collections import abc as _abc
-from gigaslice.roles.dataset_node.csi.pb import pluginregistration_v1_pb2 as _pluginregistration_v1_pb2
+from gigaslice.runtime.pb import pluginregistration_v1_pb2 as _pluginregistration_v1_pb2
 from grpc import aio as _aio
 import abc as _abc_1
 import grpc as _grpc

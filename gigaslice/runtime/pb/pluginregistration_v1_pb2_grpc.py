@@ -2,7 +2,7 @@
 """Client and server classes corresponding to protobuf-defined services."""
 import grpc
 
-from gigaslice.roles.dataset_node.csi.pb import pluginregistration_v1_pb2 as gigaslice_dot_roles_dot_dataset__node_dot_csi_dot_pb_dot_pluginregistration__v1__pb2
+from gigaslice.runtime.pb import pluginregistration_v1_pb2 as gigaslice_dot_runtime_dot_pb_dot_pluginregistration__v1__pb2
 
 
 
@@ -18,13 +18,13 @@ class RegistrationStub:
         """
         self.GetInfo = channel.unary_unary(
                 '/pluginregistration.Registration/GetInfo',
-                request_serializer=gigaslice_dot_roles_dot_dataset__node_dot_csi_dot_pb_dot_pluginregistration__v1__pb2.InfoRequest.SerializeToString,
-                response_deserializer=gigaslice_dot_roles_dot_dataset__node_dot_csi_dot_pb_dot_pluginregistration__v1__pb2.PluginInfo.FromString,
+                request_serializer=gigaslice_dot_runtime_dot_pb_dot_pluginregistration__v1__pb2.InfoRequest.SerializeToString,
+                response_deserializer=gigaslice_dot_runtime_dot_pb_dot_pluginregistration__v1__pb2.PluginInfo.FromString,
                 _registered_method=True)
         self.NotifyRegistrationStatus = channel.unary_unary(
                 '/pluginregistration.Registration/NotifyRegistrationStatus',
-                request_serializer=gigaslice_dot_roles_dot_dataset__node_dot_csi_dot_pb_dot_pluginregistration__v1__pb2.RegistrationStatus.SerializeToString,
-                response_deserializer=gigaslice_dot_roles_dot_dataset__node_dot_csi_dot_pb_dot_pluginregistration__v1__pb2.RegistrationStatusResponse.FromString,
+                request_serializer=gigaslice_dot_runtime_dot_pb_dot_pluginregistration__v1__pb2.RegistrationStatus.SerializeToString,
+                response_deserializer=gigaslice_dot_runtime_dot_pb_dot_pluginregistration__v1__pb2.RegistrationStatusResponse.FromString,
                 _registered_method=True)
 
 
@@ -49,13 +49,13 @@ def add_RegistrationServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'GetInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetInfo,
-                    request_deserializer=gigaslice_dot_roles_dot_dataset__node_dot_csi_dot_pb_dot_pluginregistration__v1__pb2.InfoRequest.FromString,
-                    response_serializer=gigaslice_dot_roles_dot_dataset__node_dot_csi_dot_pb_dot_pluginregistration__v1__pb2.PluginInfo.SerializeToString,
+                    request_deserializer=gigaslice_dot_runtime_dot_pb_dot_pluginregistration__v1__pb2.InfoRequest.FromString,
+                    response_serializer=gigaslice_dot_runtime_dot_pb_dot_pluginregistration__v1__pb2.PluginInfo.SerializeToString,
             ),
             'NotifyRegistrationStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.NotifyRegistrationStatus,
-                    request_deserializer=gigaslice_dot_roles_dot_dataset__node_dot_csi_dot_pb_dot_pluginregistration__v1__pb2.RegistrationStatus.FromString,
-                    response_serializer=gigaslice_dot_roles_dot_dataset__node_dot_csi_dot_pb_dot_pluginregistration__v1__pb2.RegistrationStatusResponse.SerializeToString,
+                    request_deserializer=gigaslice_dot_runtime_dot_pb_dot_pluginregistration__v1__pb2.RegistrationStatus.FromString,
+                    response_serializer=gigaslice_dot_runtime_dot_pb_dot_pluginregistration__v1__pb2.RegistrationStatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -84,8 +84,8 @@ class Registration:
             request,
             target,
             '/pluginregistration.Registration/GetInfo',
-            gigaslice_dot_roles_dot_dataset__node_dot_csi_dot_pb_dot_pluginregistration__v1__pb2.InfoRequest.SerializeToString,
-            gigaslice_dot_roles_dot_dataset__node_dot_csi_dot_pb_dot_pluginregistration__v1__pb2.PluginInfo.FromString,
+            gigaslice_dot_runtime_dot_pb_dot_pluginregistration__v1__pb2.InfoRequest.SerializeToString,
+            gigaslice_dot_runtime_dot_pb_dot_pluginregistration__v1__pb2.PluginInfo.FromString,
             options,
             channel_credentials,
             insecure,
@@ -111,8 +111,8 @@ class Registration:
             request,
             target,
             '/pluginregistration.Registration/NotifyRegistrationStatus',
-            gigaslice_dot_roles_dot_dataset__node_dot_csi_dot_pb_dot_pluginregistration__v1__pb2.RegistrationStatus.SerializeToString,
-            gigaslice_dot_roles_dot_dataset__node_dot_csi_dot_pb_dot_pluginregistration__v1__pb2.RegistrationStatusResponse.FromString,
+            gigaslice_dot_runtime_dot_pb_dot_pluginregistration__v1__pb2.RegistrationStatus.SerializeToString,
+            gigaslice_dot_runtime_dot_pb_dot_pluginregistration__v1__pb2.RegistrationStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
