@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import socket_name
-from agent.deviceplugin.link import Link
 from agent.deviceplugin.registration import Registration
 from agent.deviceplugin.servicer import Servicer
+from agent.link import Link
 from agent.providers.resource import DevicePluginResource
 from agent.telemetry.counters import Counters
 from gigaslice.core.errors import GigasliceError

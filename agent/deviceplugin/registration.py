@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from agent.deviceplugin import messages
-from agent.deviceplugin.link import Link, Offered
 from agent.deviceplugin.servicer import Servicer
 from agent.front.channel import Kind
 from agent.front.resource_offer import ResourceOffer
+from agent.link import Link, Offered
 from gigaslice.core import errors
 from gigaslice.core.errors import GigasliceError, SocketError
 
@@ -59,7 +59,9 @@ class Registration:
         """
         loop = asyncio.get_running_loop()
         self._refusal = loop.create_future()
-        number = self._link.add(Offered(self._servicer, self._servicer.watched, self._refused))
+        number = self._link.add(
+            Offered(self._servicer.methods, watched=self._servicer.watched, refused=self._refused)
+        )
         self._link.say(Kind.OFFER, number, self._offer.to_bytes())
         feed = loop.create_task(self._feed(number))
         asked = loop.create_task(stop.wait())

@@ -16,6 +16,7 @@ import grpc
 
 from agent.deviceplugin import messages
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
+from agent.link import OfferedMethod
 from agent.providers.resource import DevicePluginResource, NotYetError, RefusedError
 from agent.telemetry.counters import Counters
 from gigaslice.core.errors import GigasliceError
@@ -52,6 +53,19 @@ class Servicer:
     def options(self) -> api.DevicePluginOptions:
         """Which optional calls the kubelet should make."""
         return messages.plugin_options(checks_start=self.provider.checks_start, prefers=self.provider.prefers)
+
+    @property
+    def methods(self) -> dict[str, OfferedMethod]:
+        """What answers the kubelet's calls."""
+        return {
+            "GetPreferredAllocation": OfferedMethod(
+                api.PreferredAllocationRequest, self.GetPreferredAllocation
+            ),
+            "Allocate": OfferedMethod(api.AllocateRequest, self.Allocate),
+            "PreStartContainer": OfferedMethod(
+                api.PreStartContainerRequest, self.PreStartContainer, repeatable=True
+            ),
+        }
 
     async def changed(self) -> None:
         """Sends the devices, as they are now, to every open stream."""

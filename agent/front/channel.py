@@ -9,21 +9,40 @@ import socket
 import struct
 from collections.abc import Iterator
 
-__all__ = ["CALL", "HEAD", "Buffer", "Kind", "frame"]
+__all__ = [
+    "CALL",
+    "CLAIM_METHODS",
+    "CLAIM_VERSIONS",
+    "DEVICE_METHODS",
+    "HEAD",
+    "METHODS",
+    "Buffer",
+    "Kind",
+    "frame",
+    "pair",
+]
 
 HEAD = struct.Struct("!IBQ")
 CALL = struct.Struct("!BIdd")
 """Begins a CALL: index in METHODS, number of the offer, its age in seconds where an agent has had it before (else -1),
 and the seconds that are left (-1: any)."""
-METHODS = ("GetPreferredAllocation", "Allocate", "PreStartContainer")
+DEVICE_METHODS = ("GetPreferredAllocation", "Allocate", "PreStartContainer")
+CLAIM_VERSIONS = ("v1", "v1beta1")
+CLAIM_METHODS = tuple(
+    f"{version}.{name}"
+    for version in CLAIM_VERSIONS
+    for name in ("NodePrepareResources", "NodeUnprepareResources")
+)
+"""Of each version one: what is asked is the same bytes, what is answered is not."""
+METHODS = DEVICE_METHODS + CLAIM_METHODS
 _MOST_BYTES = 64 << 20
 
 
 class Kind:
-    """Kinds of frames. Of the agent: HELLO to COMING; of the front: CALL to PING."""
+    """Kinds of frames. Of the agent: HELLO to OFFER_CLAIMS; of the front: CALL to NOTIFIED."""
 
-    HELLO, STANDBY, ACTIVE, OFFER, LIST, WITHDRAW, ANSWER, PONG, COMING = range(9)
-    CALL, CANCEL, STREAMS, REFUSED, GO, PING = range(16, 22)
+    HELLO, STANDBY, ACTIVE, OFFER, LIST, WITHDRAW, ANSWER, PONG, COMING, OFFER_CLAIMS = range(10)
+    CALL, CANCEL, STREAMS, REFUSED, GO, PING, NOTIFIED = range(16, 23)
 
 
 def frame(kind: int, number: int = 0, payload: bytes = b"") -> bytes:

@@ -46,7 +46,7 @@ def inherited() -> socket.socket | None:
 
 def announce(path: str) -> None:
     """Tells the front that has forked this process, if one has, that a front at PATH is to be succeeded, before
-    everything is loaded that `agent.deviceplugin.link` needs.
+    everything is loaded that `agent.link` needs.
     """
     for sock in _inherited:
         with contextlib.suppress(OSError):

@@ -13,12 +13,12 @@ import os
 import vcuda
 from agent.config import Config, socket_name
 from agent.deviceplugin.hosting import host, run_beside, serve_one
-from agent.deviceplugin.link import Link
 from agent.front import sockets, supervise
 from agent.front.channel import Kind
 from agent.front.handover import HANDOVER
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import Source
+from agent.link import Link
 from agent.persistence.store import Store
 from agent.roles import discovery
 from agent.roles.node_parts import build

@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 
 from agent.config import Config
-from agent.deviceplugin.link import Link
 from agent.front.channel import Kind
+from agent.link import Link
 from agent.persistence.store import Store
 from agent.telemetry.metrics import values_of
 from gigaslice.core.errors import LockedError

@@ -33,13 +33,13 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from agent.deviceplugin.link import CallContext
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.static import parse_inventory
 from agent.kubelet import listing
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.kubelet.pb import podresources_v1_pb2 as podresources
+from agent.link import CallContext
 from agent.persistence.store import Store
 from agent.roles.records import CODEC
 from gigaslice.core.deviceplugin.device_id import gpu_device_ids

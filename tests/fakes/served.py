@@ -21,7 +21,6 @@ from agent.deviceplugin.device_list import DeviceList
 from agent.deviceplugin.gpu_memory import GpuMemory
 from agent.deviceplugin.gpu_resource import ResourceParts
 from agent.deviceplugin.hosting import serve_one
-from agent.deviceplugin.link import Link
 from agent.deviceplugin.pod_events import PodEvents
 from agent.deviceplugin.poller import Poller
 from agent.deviceplugin.prestart import StartDecider
@@ -29,6 +28,7 @@ from agent.deviceplugin.servicer import Servicer
 from agent.deviceplugin.settlement import Settlement, Settler
 from agent.deviceplugin.start_allocation import StartAllocationResolver
 from agent.inventory.holder import InventoryHolder
+from agent.link import Link
 from agent.persistence.store import Store
 from agent.telemetry.counters import Counters
 from gigaslice.core.deviceplugin.lifetime import ListedPod, PodListing

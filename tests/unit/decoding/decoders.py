@@ -499,7 +499,7 @@ EXEMPT = {
     "gigaslice.roles.controller.object_plan": "has rows of its own",
     "gigaslice.core.dataset.objects": "has rows of its own",
     # --- one program on both ends ---
-    "agent.deviceplugin.link:Link._received": _OWN,
+    "agent.link:Link._received": _OWN,
     "agent.front.front:Front._frame_received": _OWN,
     "agent.front.handover:_received": _OWN,
     "agent.front.resource_offer:ResourceOffer.load": _OWN,
@@ -521,7 +521,7 @@ EXEMPT = {
     "gigaslice.core.model.matrix:parse_topo_matrix": _OPERATOR,
     "gigaslice.roles.dataset_node.sources.object_stores:_gs": "a tenant's Secret: whatever is wrong is caught there",
     # --- protocols with tests of their own ---
-    "agent.deviceplugin.link:Link._answer": "gRPC decodes it: tests/unit/agent/front",
+    "agent.link:Link._answer": "gRPC decodes it: tests/unit/agent/front",
     "agent.front.grpc:unpacked": "frames of gRPC: tests/unit/agent/front",
     "agent.front.hpack:_unpacked": "headers of HTTP/2: tests/unit/agent/front, tests/fuzz",
     "agent.front.hpack:Decoder.decode": "headers of HTTP/2: tests/unit/agent/front, tests/fuzz",

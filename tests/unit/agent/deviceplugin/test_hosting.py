@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent.deviceplugin.hosting import host, run_beside
-from agent.deviceplugin.link import Link
+from agent.link import Link
 from agent.providers.container_edits import ContainerEdits
 from agent.providers.resource import Device, DevicePluginResource
 

@@ -10,9 +10,9 @@ import socket
 import grpc
 import pytest
 
-from agent.deviceplugin.link import Link, Offered
 from agent.front.channel import CALL, METHODS, Buffer, Kind, frame
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
+from agent.link import Link, Offered, OfferedMethod
 
 ALLOCATE, START = METHODS.index("Allocate"), METHODS.index("PreStartContainer")
 
@@ -46,6 +46,12 @@ class Servicer:
 
     def __init__(self):
         self.started = asyncio.Event()
+        self.methods = {
+            "Allocate": OfferedMethod(api.AllocateRequest, self.Allocate),
+            "PreStartContainer": OfferedMethod(
+                api.PreStartContainerRequest, self.PreStartContainer, repeatable=True
+            ),
+        }
 
     async def Allocate(self, request: api.AllocateRequest, context: object):  # noqa: N802
         raise RuntimeError("a mistake")
@@ -65,7 +71,7 @@ def run():
             front, link, refusals, servicer = Front(there), Link(here), [], Servicer()
             with contextlib.closing(here), contextlib.closing(there):
                 async with link.attached():
-                    offered = Offered(servicer, lambda _: None, lambda *refusal: refusals.append(refusal))
+                    offered = Offered(servicer.methods, refused=lambda *refusal: refusals.append(refusal))
                     assert link.add(offered) == 1
                     await story(front, link, refusals, servicer)
 

@@ -12,7 +12,8 @@ import json
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -20,19 +21,12 @@ from google.protobuf.message import DecodeError
 
 from agent.front import supervise, thread
 from agent.front.channel import CALL, METHODS, Buffer, Kind, frame
-from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["CallContext", "Link", "Offered"]
+__all__ = ["CallContext", "Link", "Offered", "OfferedMethod"]
 
 _READ_BYTES = 256 << 10
 _QUIET_SECONDS = 0.05
-_START = "PreStartContainer"
-_REQUESTS: dict[str, Any] = {
-    "GetPreferredAllocation": api.PreferredAllocationRequest,
-    "Allocate": api.AllocateRequest,
-    "PreStartContainer": api.PreStartContainerRequest,
-}
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -62,15 +56,44 @@ class CallContext:
         raise _AbortedError(code, text)
 
 
+@dataclass(frozen=True, slots=True)
+class OfferedMethod:
+    """How the calls of one method are answered.
+
+    Attributes:
+        request: The message that is asked with.
+        answer: Answers it.
+        repeatable: The kubelet or the front asks again, so an agent that ends leaves it to the next one.
+    """
+
+    request: Any
+    answer: Callable[[Any, CallContext], Awaitable[Any]]
+    repeatable: bool = False
+
+
 class Offered:
-    """One offer as the link keeps it. servicer: answers its calls."""
+    """One offer as the link keeps it."""
 
     def __init__(
-        self, servicer: Any, watched: Callable[[int], None], refused: Callable[[str, str], None]
+        self,
+        methods: Mapping[str, OfferedMethod],
+        *,
+        refused: Callable[[str, str], None],
+        watched: Callable[[int], None] = lambda count: None,
+        notified: Callable[[bytes], None] = lambda message: None,
     ) -> None:
-        self.servicer = servicer
-        self.watched = watched
+        """Initializes the offer.
+
+        Args:
+            methods: Answer its calls, by their names in `agent.front.channel.METHODS`.
+            refused: Gets kind and text of the error for which the front cannot serve it.
+            watched: Gets how many streams watch its devices.
+            notified: Gets what the kubelet has said of the registration: a RegistrationStatus, as bytes.
+        """
+        self.methods = methods
         self.refused = refused
+        self.watched = watched
+        self.notified = notified
         self.calls: dict[int, tuple[str, asyncio.Task[None]]] = {}
         self.ended = 0.0  # when the last call was answered, by the loop's clock
         self.ending = False
@@ -155,7 +178,8 @@ class Link:
         quiet_since = loop.time()
         while loop.time() < min(deadline, quiet_since + _QUIET_SECONDS):
             await asyncio.sleep(_QUIET_SECONDS / 5)
-            if any(method != _START for method, _ in offered.calls.values()) or offered.ended > quiet_since:
+            lasting = any(not offered.methods[name].repeatable for name, _ in offered.calls.values())
+            if lasting or offered.ended > quiet_since:
                 quiet_since = loop.time()
         offered.ending = True
         left = [task for _, task in offered.calls.values()]
@@ -199,6 +223,8 @@ class Link:
                     offered.calls[number][1].cancel()
         elif kind == Kind.STREAMS and number in self._offers:
             self._offers[number].watched(int.from_bytes(payload, "big"))
+        elif kind == Kind.NOTIFIED and number in self._offers:
+            self._offers[number].notified(payload)
         elif kind == Kind.REFUSED and number in self._offers:
             refusal = json.loads(payload)
             self._offers[number].refused(refusal["kind"], refusal["text"])
@@ -229,9 +255,8 @@ class Link:
         self, number: int, offered: Offered, name: str, message: bytes, context: CallContext
     ) -> None:
         try:
-            request = _REQUESTS[name].FromString(message)
-            call: Callable[[Any, CallContext], Awaitable[Any]] = getattr(offered.servicer, name)
-            response = await call(request, context)
+            method = offered.methods[name]
+            response = await method.answer(method.request.FromString(message), context)
         except _AbortedError as error:
             self._send_error(number, error.code, str(error))
         except DecodeError:
