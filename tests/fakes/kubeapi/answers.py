@@ -39,6 +39,8 @@ class Answers:
         """Verb and resource ("pods/eviction") that access reviews answer with no."""
         self.node_policy = True
         """Whether a policy keeps who patches a Node to annotations and labels of ours."""
+        self.pod_policy = False
+        """Whether a policy keeps who patches a pod to the one annotation by which node agents wake pods."""
         self.behind: Snapshot | None = None
         """What lists of any version are shown, as by another server that is behind."""
 
@@ -120,6 +122,8 @@ class Answers:
         )
         if plural == "nodes" and self.node_policy:
             _check_node(known, after)
+        if plural == "pods" and self.pod_policy and not target.below:
+            _check_pod(known, after)
         if request.query.get("dryRun"):
             return 200, after
         if target.resource.status and target.below == "status":
@@ -138,6 +142,16 @@ def _check_node(known: Document, after: Document) -> None:
         if any(not key.startswith("gigaslice.io/") for key in changed):
             message = "a node agent of gigaslice changes annotations and labels under gigaslice.io/ only"
             raise Refused(403, "Forbidden", message)
+
+
+def _check_pod(known: Document, after: Document) -> None:
+    """Refuses what deploy/claims-policy.yaml refuses of pods."""
+    old, new = (copy.deepcopy(pod) for pod in (known, after))
+    for pod in (old, new):
+        (pod["metadata"].get("annotations") or {}).pop("gigaslice.io/wake", None)
+        pod["metadata"]["annotations"] = pod["metadata"].get("annotations") or {}
+    if old != new:
+        raise Refused(403, "Forbidden", "a node agent of gigaslice changes gigaslice.io/wake of pods only")
 
 
 def _compare(method: str, target: Target, known: Document, body: Document) -> None:
