@@ -209,6 +209,8 @@ class LimitsManager:
         )
         if isinstance(after, live_limits.ResizeRefusal):
             return after
+        if sentence := _beyond_given(after):
+            return live_limits.ResizeRefusal(sentence)
         quota = before.quota()
         grows = any(count > quota[gpu] for gpu, count in after.quota().items())
         if grows and (lack := self._allocator.host_lacks(after)):
@@ -392,6 +394,26 @@ def _beyond_request(allocation: Allocation, memory: Mapping[str, int]) -> str:
         f"container requests; write {units.format_bytes(counted)} in all at most, or have an operator run gigaslice "
         "resize"
     )
+
+
+def _beyond_given(allocation: Allocation) -> str:
+    """Why an allocation cannot have what it would have, where it may not grow; empty where it can."""
+    if allocation.origin.may_grow:
+        return ""
+    quota = allocation.quota()
+    for hold in allocation.holds:
+        given = allocation.given_cores.get(hold.gpu, allocation.policy.cores)
+        if quota[hold.gpu] > hold.memory_bytes:
+            return (
+                f"{allocation.name} was given {units.format_bytes(hold.memory_bytes)} of {hold.gpu} by a claim, and "
+                "the scheduler gives out the rest; a limit can be lowered and raised up to that, or make a larger claim"
+            )
+        if allocation.cores_of(hold.gpu) > given:
+            return (
+                f"{allocation.name} was given {given} per cent of {hold.gpu}'s compute by a claim, and the scheduler "
+                "gives out the rest; a share can be lowered and raised up to that, or make a larger claim"
+            )
+    return ""
 
 
 def _sizes(allocation: Allocation, parts: tuple[int, ...], slice_bytes: int) -> dict[str, int]:

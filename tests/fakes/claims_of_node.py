@@ -115,6 +115,7 @@ class ClaimNode:
             lambda: 1000.0,
             lambda: next(text for n in ids if (text := f"{n:032x}") not in taken),
         )
+        self.allocation_service = service
         quick = times or StartTimes(
             patience=0.3, unwatched_patience=0.2, margin=0.0, report_after=9.0, interval=0.01
         )

@@ -84,6 +84,11 @@ class Origin(Protocol):
         ...
 
     @property
+    def may_grow(self) -> bool:
+        """Whether it may have more than it was given: the API's own count of what is free follows the node's."""
+        ...
+
+    @property
     def supersedes(self) -> Iterable[str]:
         """Ids of the allocations whose place it has taken: as long as one of them counts, it does not stand in that
         one's way.

@@ -65,6 +65,11 @@ class ClaimOrigin:
         return False
 
     @property
+    def may_grow(self) -> bool:
+        """It may not: the API server counts what it has allocated, and gives out the rest."""
+        return False
+
+    @property
     def supersedes(self) -> tuple[str, ...]:
         """None: a claim takes no other one's place."""
         return ()

@@ -87,6 +87,7 @@ class DevicePluginOrigin:
 
     key = ""
     follows_annotations = True
+    may_grow = True
 
     @cached_property
     def device_ids(self) -> frozenset[str]:

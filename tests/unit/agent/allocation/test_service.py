@@ -37,6 +37,7 @@ class Ticket:
 
     undecided = False
     follows_annotations = False
+    may_grow = True
     supersedes = ()
 
 
