@@ -23,9 +23,9 @@ from gigaslice.core.placement.pairs import best_effort
 __all__ = ["devices", "prefer", "slices_withheld"]
 
 
-def devices(table: AllocationTable, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
+def devices(table: AllocationTable, gpus: Sequence[Gpu], *, closed: bool = False) -> tuple[Device, ...]:
     """Returns every GPU as a device. As many free ones are healthy as there are free GPUs, the free GPUs'
-    own names first.
+    own names first; none where the node is closed to new containers.
 
     A device that a container has is as healthy as the GPU behind it.
     """
@@ -37,7 +37,7 @@ def devices(table: AllocationTable, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
         for tokens in plugin(allocation).tokens
         for device_id in kept(allocation).intersection(tokens.device_ids)
     }
-    free = free_gpus(table, gpus)
+    free = () if closed else free_gpus(table, gpus)
     unheld = [gpu.uuid for gpu in gpus if whole_gpu_device_id(gpu.uuid) not in behind]
     named_first = sorted(unheld, key=lambda uuid: (uuid not in free, not health[uuid]))
     good = {uuid for uuid in named_first[: len(free)] if health[uuid]}

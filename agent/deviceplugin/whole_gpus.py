@@ -30,19 +30,26 @@ class WholeGpus(GpuResource):
         parts: What it is served with.
         gpus: The GPUs.
         withhold: Called with the slices that are not to be had.
+        closed: Another API gives out all that is new.
     """
 
     def __init__(
-        self, parts: ResourceParts, gpus: InventoryHolder, withhold: Callable[[frozenset[str]], None]
+        self,
+        parts: ResourceParts,
+        gpus: InventoryHolder,
+        withhold: Callable[[frozenset[str]], None],
+        *,
+        closed: bool = False,
     ) -> None:
         super().__init__(parts)
         self._gpus = gpus
         self._withhold = withhold
+        self._closed = closed
         self._alarm = Alarm()
 
     def devices(self) -> tuple[Device, ...]:
         """Every GPU; healthy while no container has any of it, or one has it whole."""
-        return whole_gpu_rules.devices(self.parts.store.table, self._gpus.now.gpus)
+        return whole_gpu_rules.devices(self.parts.store.table, self._gpus.now.gpus, closed=self._closed)
 
     async def prefer(
         self, available: Sequence[str], must_include: Sequence[str], size: int

@@ -131,7 +131,12 @@ class PluginBuilder:
 
     def _whole_gpus(self, devices: DeviceList, allocated: Callable[[], None]) -> WholeGpus:
         allocator = self._allocator(self._gpus, self._resources[0], whole=True)
-        whole_gpus = WholeGpus(self._parts(allocator, allocated), self._gpus, devices.set_taken_whole)
+        whole_gpus = WholeGpus(
+            self._parts(allocator, allocated),
+            self._gpus,
+            devices.set_taken_whole,
+            closed=self._config.api == "dra",
+        )
         whole_gpus.withhold_slices()
         return whole_gpus
 

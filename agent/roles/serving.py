@@ -1,0 +1,80 @@
+"""Serves both of the kubelet's APIs: the one that gives out what is new, and the other while anybody has some of it.
+
+The first ends the agent when it cannot be served. The other one, like resources that have nothing to do with memory of
+GPUs, is served again with growing pauses (`agent.deviceplugin.hosting`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from agent.claims.registration import ClaimRegistration
+from agent.config import Config, socket_name
+from agent.deviceplugin.hosting import host, run_beside, serve_one
+from agent.link import Link
+from agent.persistence.store import Store
+from agent.roles.node_parts import Parts
+from gigaslice.core.claims.origin import claim_of
+from gigaslice.core.deviceplugin.origin import is_plugin
+
+__all__ = ["serve", "while_needed"]
+
+_ROUND_SECONDS = 1.0
+
+
+async def serve(config: Config, parts: Parts, store: Store, stop: asyncio.Event, link: Link) -> None:
+    """Serves until asked to end.
+
+    Raises:
+        SocketError: The first API cannot be served.
+        LockedError: Another agent serves there.
+    """
+    others = [host(provider, config.kubelet_dir, stop, link) for provider in parts.providers]
+    plugins = [host(provider, config.kubelet_dir, stop, link, parts.counters) for provider in parts.types]
+    if config.api == "dra":
+        assert parts.claims is not None
+        plugins.append(host(parts.servicer.provider, config.kubelet_dir, stop, link, parts.counters))
+        whole = [host(provider, config.kubelet_dir, stop, link) for provider in parts.whole_gpus]
+        needed = _any(store, is_plugin)
+        beside = [while_needed(plugin, needed, stop) for plugin in (*plugins, *whole)]
+        await run_beside(_claims(config, parts, stop, link), [*beside, *others])
+        return
+    whole = [host(provider, config.kubelet_dir, stop, link) for provider in parts.whole_gpus]
+    claims = []
+    if parts.claims is not None:
+        claims.append(
+            while_needed(
+                _claims(config, parts, stop, link),
+                _any(store, lambda allocation: claim_of(allocation) is not None),
+                stop,
+            )
+        )
+    lead = serve_one(parts.servicer, config.kubelet_dir, socket_name(parts.servicer.provider.resource), stop, link)
+    await run_beside(lead, [*plugins, *whole, *others, *claims])
+
+
+async def while_needed(
+    serving: Coroutine[Any, Any, None], needed: Callable[[], bool], stop: asyncio.Event
+) -> None:
+    """Runs a coroutine for as long as it is needed; what it serves is withdrawn then. At a stop it ends by itself."""
+    if not needed():
+        serving.close()
+        return
+    task = asyncio.ensure_future(serving)
+    try:
+        while not task.done() and (stop.is_set() or needed()):
+            await asyncio.wait({task}, timeout=_ROUND_SECONDS)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _claims(config: Config, parts: Parts, stop: asyncio.Event, link: Link) -> None:
+    assert parts.claims is not None
+    await ClaimRegistration(parts.claims.service, config.kubelet_root, link).run(stop)
+
+
+def _any(store: Store, belongs: Callable[[Any], bool]) -> Callable[[], bool]:
+    return lambda: any(belongs(allocation) for allocation in store.table.allocations)
