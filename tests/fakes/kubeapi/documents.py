@@ -104,16 +104,28 @@ def node_document(
 
 
 def published(spec: Any, uid: str, node: str = NODE) -> dict[str, Any]:
-    """The document of a pod of the kubelet stand-in (a PodSpec)."""
+    """The document of a pod of the kubelet stand-in (a PodSpec), on a node unless that is empty."""
 
     def container(one: Any) -> dict[str, Any]:
-        limits = {name: str(count) for name, count in one.resources.items()}
+        resources: dict[str, Any] = {"limits": {name: str(count) for name, count in one.resources.items()}}
+        if one.claims:
+            uses = (use.partition("/") for use in one.claims)
+            resources["claims"] = [
+                {"name": name, "request": request} if request else {"name": name} for name, _, request in uses
+            ]
         more = {"restartPolicy": "Always"} if one.sidecar else {}
-        return {"name": one.name, "image": "x", "resources": {"limits": limits}, **more}
+        return {"name": one.name, "image": "x", "resources": resources, **more}
 
     document = pod_document(
         spec.name, namespace=spec.namespace, annotations=spec.annotations, node=node, uid=uid
     )
     document["spec"]["initContainers"] = [container(one) for one in spec.init_containers]
     document["spec"]["containers"] = [container(one) for one in spec.containers]
+    if spec.claims:
+        document["spec"]["resourceClaims"] = [
+            {"name": one.name, "resourceClaimName": one.claim}
+            if one.claim
+            else {"name": one.name, "resourceClaimTemplateName": one.template}
+            for one in spec.claims
+        ]
     return document

@@ -65,6 +65,8 @@ class SyncLoop(threading.Thread):
         pods: Callable[[], Sequence[Pod]],
         admitted: Callable[[Pod], None],
         period_s: float,
+        *,
+        scheduled: Callable[[Pod], bool] = lambda pod: True,
     ) -> None:
         super().__init__(name="sync loop", daemon=True)
         self.manager = manager
@@ -72,6 +74,9 @@ class SyncLoop(threading.Thread):
         self.pods = pods
         self.admitted = admitted
         self.period_s = period_s
+        self.scheduled = (
+            scheduled  # whether the scheduler has bound a pod that has claims, which is another one
+        )
         self.halt = threading.Event()
         self.report = manager.capacity()
         self.rounds = 0  # complete passes over what waits
@@ -94,6 +99,8 @@ class SyncLoop(threading.Thread):
             self.errors.append(error)
 
     def _try(self, pod: Pod) -> None:
+        if pod.spec.claims and not self.scheduled(pod):
+            return
         bound = [p for p in self.pods() if p.bound and not p.terminal and not p.deleted]
         short = [] if pod.spec.bind else shortage(pod, self.report[1], bound)
         if short:

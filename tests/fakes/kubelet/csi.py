@@ -25,6 +25,7 @@ from gigaslice.roles.dataset_node.csi.pb import csi_v1_pb2 as csi
 from gigaslice.roles.dataset_node.csi.pb import csi_v1_pb2_grpc as csi_rpc
 from gigaslice.runtime.pb import pluginregistration_v1_pb2 as reg
 from gigaslice.runtime.pb import pluginregistration_v1_pb2_grpc as reg_rpc
+from tests.fakes.kubelet.plugin_sockets import PluginSockets
 
 __all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "CsiKubelet", "CsiPod", "CsiVolumeOfPod", "volume_handle"]
 
@@ -82,7 +83,7 @@ class CsiKubelet:
         self.pods: dict[str, CsiPod] = {}
         self.registered = asyncio.Event()
         self._began = time.monotonic()
-        self._seen: dict[Path, tuple[int, int]] = {}
+        self._sockets = PluginSockets(self.registry)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._workers: dict[tuple[str, str], asyncio.Task[Any]] = {}
         self._watch: asyncio.Task[Any] | None = None
@@ -100,7 +101,7 @@ class CsiKubelet:
 
     async def start(self) -> None:
         """Watches the directory; publishes what its pods have, as after a restart."""
-        self._seen.clear()
+        self._sockets.forget()
         self.registered.clear()
         self._watch = asyncio.create_task(self._watching())
         for pod in list(self.pods.values()):
@@ -139,15 +140,8 @@ class CsiKubelet:
 
     async def _watching(self) -> None:
         while True:
-            for path in sorted(self.registry.iterdir()):
-                if path.name.startswith(".") or not path.is_socket():
-                    continue
-                found = path.lstat()
-                if self._seen.get(path) != (found.st_dev, found.st_ino):
-                    self._seen[path] = (found.st_dev, found.st_ino)
-                    self._spawn(self._register(path))
-            for path in [one for one in self._seen if not one.exists()]:
-                del self._seen[path]
+            for path in self._sockets.poll()[0]:
+                self._spawn(self._register(path))
             await asyncio.sleep(0.02)
 
     async def _register(self, path: Path) -> None:
@@ -169,7 +163,7 @@ class CsiKubelet:
                 await self._call(name, stub.NotifyRegistrationStatus, status, 10)
                 self.registered.set()
         except grpc.aio.AioRpcError:
-            self._seen.pop(path, None)
+            self._sockets.forget(path)
 
     # Volumes
 

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import functools
 import random
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from tests.fakes.kubeapi import ApiServer, published
+from tests.fakes.kubeapi import NODE, ApiServer, published
+from tests.fakes.kubeapi.refused import Refused
 from tests.fakes.kubelet.admission import SyncLoop, admit
 from tests.fakes.kubelet.devices import DeviceManager
+from tests.fakes.kubelet.dra import ClaimManager, ClaimTimes, KeptClaims
+from tests.fakes.kubelet.pod_claims import PodClaims
 from tests.fakes.kubelet.podresources import PodResources
 from tests.fakes.kubelet.pods import PENDING, Pod, PodSpec
 from tests.fakes.kubelet.registry import Registry
@@ -40,6 +45,7 @@ class Settings:
         ""  # a resource that must be there before, for tests that are not about coming too late
     )
     pace: Pace = field(default_factory=Pace)
+    claims: ClaimTimes = field(default_factory=ClaimTimes)
 
 
 @dataclass(slots=True)
@@ -51,6 +57,7 @@ class _Kubelet:
     resources: PodResources
     loop: SyncLoop
     workers: dict[str, Worker]
+    claims: ClaimManager | None
 
 
 class FakeKubelet:
@@ -76,6 +83,9 @@ class FakeKubelet:
         self.rng = random.Random(seed)
         self.pods: list[Pod] = []
         self._running: _Kubelet | None = None
+        self._claims: KeptClaims = {}  # what a kubelet has on disk of them
+        if api is not None:
+            api.store.listeners.append(self._noted)
         longest = max(len(str(self.kubelet_socket)), len(str(self.pod_resources_socket)))
         if longest > SOCKET_PATH_BYTES:
             raise ValueError(
@@ -93,6 +103,16 @@ class FakeKubelet:
     @property
     def pod_resources_socket(self) -> Path:
         return self.directory / "pod-resources" / "kubelet.sock"
+
+    @property
+    def plugins_registry(self) -> Path:
+        """Where drivers of claims put their registration's socket."""
+        return self.directory / "plugins_registry"
+
+    @property
+    def cdi_directory(self) -> Path:
+        """Where the container runtime looks for what devices of CDI are; gone with a reboot."""
+        return self.directory / "cdi"
 
     def __enter__(self) -> FakeKubelet:
         self.start()
@@ -120,6 +140,12 @@ class FakeKubelet:
         return self._now.registry
 
     @property
+    def claims(self) -> ClaimManager:
+        """The part that has claims prepared; only beside an API server."""
+        assert self._now.claims is not None, "there are no claims without an API server"
+        return self._now.claims
+
+    @property
     def pod_resources(self) -> PodResources:
         return self._now.resources
 
@@ -133,16 +159,27 @@ class FakeKubelet:
             self.plugin_directory, self.active_pods, self.rng, settings.numa_nodes, settings.stopped_grace_s
         )
         registry = Registry(self.plugin_directory, manager, settings.dial_timeout_s)
-        resources = PodResources(self.pod_resources_socket, manager, self.active_pods)
+        claims = None
+        if self.api is not None:
+            self.cdi_directory.mkdir(exist_ok=True)
+            claims = ClaimManager(self.api, NODE, self.plugins_registry, self._claims, settings.claims)
+        resources = PodResources(self.pod_resources_socket, manager, self.active_pods, claims)
         loop = SyncLoop(
-            manager, self.policy, lambda: list(self.pods), self._admitted, settings.status_period_s
+            manager,
+            self.policy,
+            lambda: list(self.pods),
+            self._admitted,
+            settings.status_period_s,
+            scheduled=self._scheduled,
         )
-        self._running = _Kubelet(manager, registry, resources, loop, {})
+        self._running = _Kubelet(manager, registry, resources, loop, {}, claims)
         manager.sources_ready = False
         for pod in self.pods:
             pod.active = False  # not listed before this kubelet has heard of it
         registry.start()
         resources.start()
+        if claims is not None:
+            claims.start()
         found = [pod for pod in self.pods if pod.bound and not pod.ended.is_set()]
         if found:
             time.sleep(settings.readmit_after_s)
@@ -167,6 +204,8 @@ class FakeKubelet:
         kubelet.manager.changed.set()
         for worker in kubelet.workers.values():
             worker.halt.set()
+        if kubelet.claims is not None:
+            kubelet.claims.stop()
         kubelet.registry.stop()
         kubelet.resources.stop()
         if kubelet.loop.is_alive():
@@ -190,11 +229,15 @@ class FakeKubelet:
                 if container.process is not None:
                     container.process.kill()
                 container.process, container.exit_code, container.runs = None, None, 0
+            pod.sandbox = False
+        shutil.rmtree(self.cdi_directory, ignore_errors=True)
         before_start()
         self.start()
 
     def close(self) -> None:
         """Stops the kubelet if it runs, and ends every container."""
+        if self.api is not None and self._noted in self.api.store.listeners:
+            self.api.store.listeners.remove(self._noted)
         try:
             if self._running is not None:
                 self.stop()
@@ -215,11 +258,14 @@ class FakeKubelet:
         names = [(p.spec.namespace, p.spec.name) for p in self.pods if not p.deleted]
         if (spec.namespace, spec.name) in names:
             raise ValueError(f"pod {spec.namespace}/{spec.name} exists")
+        if spec.claims and self.api is None:
+            raise ValueError(f"pod {spec.name} has claims, and there is no API server")
         pod = Pod(spec)
+        self.pods.append(pod)  # before it is published: its scheduler may be quick
         if self.api is not None:
-            self.api.put("pods", published(spec, pod.uid))
+            waits = spec.claims and not spec.bind
             pod.report = functools.partial(self.api.set_phase, spec.namespace, spec.name, pod.uid)
-        self.pods.append(pod)
+            self.api.put("pods", published(spec, pod.uid, "" if waits else NODE))
         self.manager.changed.set()
         return pod
 
@@ -267,16 +313,56 @@ class FakeKubelet:
         state = pod.container(container)
         if state.process is None or state.launch is None:
             raise RuntimeError(f"container {state.name} of {pod!r} is not running")
-        launch = Launch(command, {**state.launch.env, **(env or {})}, state.launch.mounts, interactive)
+        begun = state.launch
+        launch = Launch(command, {**begun.env, **(env or {})}, begun.mounts, interactive, begun.gpus)
         logs = self.directory / "pods" / pod.uid / state.name / f"exec-{self.rng.getrandbits(64):016x}"
         return self.runtime.exec(state.process, launch, logs)
 
     def _admitted(self, pod: Pod) -> None:
         kubelet = self._now
         logs = self.directory / "pods" / pod.uid
-        worker = Worker(pod, kubelet.manager, self.runtime, logs, self.settings.pace)
+        claims = None if kubelet.claims is None else PodClaims(pod, kubelet.claims, self.cdi_directory)
+        worker = Worker(pod, kubelet.manager, self.runtime, logs, self.settings.pace, claims=claims)
         kubelet.workers[pod.uid] = worker
         worker.start()
+
+    def kill_sandbox(self, pod: Pod) -> None:
+        """The pod's sandbox dies, and every container with it; the kubelet makes another."""
+        pod.sandbox = False
+        for container in pod.all_containers:
+            if container.process is not None:
+                container.process.kill()
+
+    def _scheduled(self, pod: Pod) -> bool:
+        """Whether the cluster's scheduler has bound a pod to this node; if not, why is in its status."""
+        assert self.api is not None
+        try:
+            document = self.api.get("pods", pod.spec.name, pod.spec.namespace)
+        except Refused:
+            return False
+        if document["spec"].get("nodeName") == NODE:
+            return True
+        for condition in document["status"].get("conditions") or []:
+            if condition["type"] == "PodScheduled" and condition["status"] == "False":
+                pod.set(PENDING, condition["reason"], condition["message"])
+                pod.event("Warning", "FailedScheduling", condition["message"])
+        return False
+
+    def _noted(self, resource: str, kind: str, document: Mapping[str, Any]) -> None:
+        """A change in the API server: of a pod's metadata its worker has news, of its binding the sync loop has."""
+        if resource != "pods":
+            return
+        metadata = document["metadata"]
+        pod = next((one for one in list(self.pods) if one.uid == metadata["uid"]), None)
+        if pod is None:
+            return
+        shown = {key: dict(metadata.get(key) or {}) for key in ("annotations", "labels")}
+        if kind == "MODIFIED" and shown != pod.metadata:
+            pod.news_at = time.monotonic()
+        pod.metadata = shown
+        running = self._running
+        if running is not None and pod.spec.claims and not pod.bound:
+            running.manager.changed.set()
 
     # --- what the node says ----------------------------------------------------------------------------------
 

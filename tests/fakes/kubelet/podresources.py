@@ -17,6 +17,7 @@ import grpc
 from agent.kubelet.pb import podresources_v1_pb2 as pb
 from agent.kubelet.pb import podresources_v1_pb2_grpc as rpc
 from tests.fakes.kubelet.devices import DeviceManager
+from tests.fakes.kubelet.dra import ClaimManager
 from tests.fakes.kubelet.pods import Pod
 
 RATE, BURST = 100.0, 10  # calls per second, and at once
@@ -41,11 +42,16 @@ class PodResources(rpc.PodResourcesListerServicer):
     """Serves the socket for one kubelet process."""
 
     def __init__(
-        self, socket: Path, manager: DeviceManager, active_pods: Callable[[], Sequence[Pod]]
+        self,
+        socket: Path,
+        manager: DeviceManager,
+        active_pods: Callable[[], Sequence[Pod]],
+        claims: ClaimManager | None = None,
     ) -> None:
         self.socket = socket
         self.manager = manager
         self.active_pods = active_pods
+        self.claims = claims
         self.limit = RateLimit(time.monotonic())
         self.lock = threading.Lock()
         self.calls = 0
@@ -117,10 +123,31 @@ class PodResources(rpc.PodResourcesListerServicer):
                         for resource, one in held.get(name, {}).items()
                         for ident in sorted(one.ids)
                     ],
+                    dynamic_resources=self._claims_of(pod, name),
                 )
                 for name in listed
             ]
         return pb.PodResources(name=pod.spec.name, namespace=pod.spec.namespace, containers=containers)
+
+    def _claims_of(self, pod: Pod, name: str) -> list[pb.DynamicResource]:
+        if self.claims is None:
+            return []
+        return [
+            pb.DynamicResource(
+                claim_name=claim.name,
+                claim_namespace=claim.namespace,
+                claim_resources=[
+                    pb.ClaimResource(
+                        cdi_devices=[pb.CDIDevice(name=ident) for ident in device.cdi_device_ids],
+                        driver_name=driver,
+                        pool_name=device.pool_name,
+                        device_name=device.device_name,
+                    )
+                    for driver, device in devices
+                ],
+            )
+            for claim, devices in self.claims.held(pod, pod.container(name).spec)
+        ]
 
     def _device(self, resource: str, ident: str) -> pb.ContainerDevices:
         known = self.manager.known.get(resource, {}).get(ident)

@@ -16,8 +16,20 @@ PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimSpec:
+    """A claim of a pod: one that exists, or one that is made of a template. name: as its containers name it."""
+
+    name: str = "vgpu"
+    claim: str = ""
+    template: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """One container. An empty command stands for a program that only waits to be killed."""
+    """One container. An empty command stands for a program that only waits to be killed.
+
+    claims: those of the pod that it uses, each as NAME, or as NAME/REQUEST for one request of it.
+    """
 
     name: str = "main"
     resources: Mapping[str, int] = field(default_factory=dict)
@@ -27,6 +39,7 @@ class ContainerSpec:
     mounts: Mapping[str, str] = field(default_factory=dict)  # container path -> host path, over the plugin's
     stdin: bool = False  # the program gets a pipe that Process.write writes to
     sidecar: bool = False  # of an init container: restartPolicy Always
+    claims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,7 @@ class PodSpec:
     annotations: Mapping[str, str] = field(default_factory=dict)
     bind: bool = False
     grace_s: float = 1.0
+    claims: tuple[ClaimSpec, ...] = ()
 
     def __post_init__(self) -> None:
         """Names are what devices are recorded under, so two containers cannot share one."""
@@ -129,6 +143,9 @@ class Pod:
         self.bound = False  # the scheduler, or bind=True, has given it to this node
         self.active = False  # being admitted, or admitted; what pod-resources shows
         self.deleted = False  # gone from the API server
+        self.sandbox = False  # it has one; what comes before that is done
+        self.metadata: Mapping[str, object] = {}  # annotations and labels as last heard of
+        self.news_at: float | None = None  # when its metadata changed last, since claims were prepared last
         self.deleting = threading.Event()
         self.ended = threading.Event()  # nothing of it runs any more
         self.events: list[Event] = []

@@ -47,6 +47,7 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Bind, ...] = ()
     interactive: bool = False  # the program gets a pipe as its standard input
+    gpus: tuple[str, ...] = ()  # whose device nodes it has by CDI
 
 
 class Process:
@@ -170,7 +171,9 @@ class Runtime:
 
     def _environment(self, launch: Launch) -> dict[str, str]:
         env = {"PATH": PATH, "HOME": "/", **self.injected, **launch.env}
-        if self.select_gpus and "NVIDIA_VISIBLE_DEVICES" in env:
+        if self.select_gpus and launch.gpus:
+            env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(launch.gpus))
+        elif self.select_gpus and "NVIDIA_VISIBLE_DEVICES" in env:
             env.setdefault("CUDA_VISIBLE_DEVICES", env["NVIDIA_VISIBLE_DEVICES"])
         return env
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as pb
 from tests.fakes.kubelet.devices import DeviceManager
+from tests.fakes.kubelet.pod_claims import PodClaims
 from tests.fakes.kubelet.pods import FAILED, RUNNING, SUCCEEDED, Container, ContainerSpec, Pod
 from tests.fakes.kubelet.registry import EndpointError
 from tests.fakes.kubelet.runtime import Bind, Launch, Runtime, StartError
@@ -80,13 +81,23 @@ def injection(spec: ContainerSpec, responses: list[pb.ContainerAllocateResponse]
 class Worker(threading.Thread):
     """Drives one pod until it has ended or the kubelet has."""
 
-    def __init__(self, pod: Pod, manager: DeviceManager, runtime: Runtime, logs: Path, pace: Pace) -> None:
+    def __init__(
+        self,
+        pod: Pod,
+        manager: DeviceManager,
+        runtime: Runtime,
+        logs: Path,
+        pace: Pace,
+        *,
+        claims: PodClaims | None = None,
+    ) -> None:
         super().__init__(name=f"pod {pod.name}", daemon=True)
         self.pod = pod
         self.manager = manager
         self.runtime = runtime
         self.logs = logs
         self.pace = pace
+        self.claims = claims
         self.halt = threading.Event()
         self.retry_at: dict[str, float] = {}
         self.repeats = Repeats(pace.start_retries_s)
@@ -97,10 +108,20 @@ class Worker(threading.Thread):
             if self.pod.deleting.is_set() or self.pod.terminal:
                 self._end()
                 return
-            for container in self._due():
-                self._start(container)
+            if self._sandbox():
+                for container in self._due():
+                    self._start(container)
             self._judge()
             self.halt.wait(POLL_S)
+
+    def _sandbox(self) -> bool:
+        """Whether the pod has a sandbox. Claims are prepared before one is made, and at no other time."""
+        if not self.pod.sandbox and (self.claims is None or self.claims.prepare(self._breaks_off)):
+            self.pod.sandbox = True
+        return self.pod.sandbox
+
+    def _breaks_off(self) -> bool:
+        return self.halt.is_set() or self.pod.deleting.is_set()
 
     def _due(self) -> list[Container]:
         """The containers that should run now and do not."""
@@ -159,7 +180,12 @@ class Worker(threading.Thread):
         logs = self.logs / container.name / str(container.runs)
         try:
             launch = injection(container.spec, self.manager.responses(self.pod, container.spec))
+            if self.claims is not None:
+                launch = self.claims.injected(launch, container.spec)
             container.process = self.runtime.start(launch, logs)
+        except EndpointError as error:
+            self._not_started(container, "CreateContainerConfigError", str(error))
+            return
         except (StartError, OSError) as error:
             self._not_started(container, "CreateContainerError", str(error))
             return
@@ -181,17 +207,23 @@ class Worker(threading.Thread):
         for container in pod.init_containers:
             ended = container.runs > 0 and not container.running and not container.spec.sidecar
             if ended and not self._restarts(container) and container.exit_code:
-                pod.set(FAILED, "Error", f"init container {container.name} ended with {container.exit_code}")
+                text = f"init container {container.name} ended with {container.exit_code}"
+                self._conclude(FAILED, "Error", text)
                 return
         started = [c for c in pod.containers if c.runs > 0]
         if len(started) == len(pod.containers) and not any(self._restarts(c) for c in started):
             codes = [c.exit_code for c in started]
-            pod.set(FAILED if any(codes) else SUCCEEDED)
+            self._conclude(FAILED if any(codes) else SUCCEEDED)
         elif started and pod.phase != RUNNING:
             pod.set(RUNNING)
 
+    def _conclude(self, phase: str, reason: str = "", message: str = "") -> None:
+        """The last phase is told once the pod's claims are unprepared."""
+        if self.claims is None or self.claims.unprepare(self.halt.is_set):
+            self.pod.set(phase, reason, message)
+
     def _end(self) -> None:
-        """SIGTERM, the grace period, SIGKILL; a forced deletion is carried out late and without grace."""
+        """SIGTERM, the grace period, SIGKILL, unprepared claims; a forced deletion is late and without grace."""
         pod = self.pod
         alive = [c.process for c in pod.all_containers if c.process is not None]
         if pod.deleted:
@@ -209,6 +241,9 @@ class Worker(threading.Thread):
                     container.process.kill()
                 container.exit_code = container.process.returncode
                 container.last, container.process = container.process, None
+        while self.claims is not None and not self.claims.unprepare(self.halt.is_set):
+            if self.halt.wait(POLL_S):
+                return  # the next kubelet goes on with it
         if pod.deleting.is_set():
             pod.deleted = True
         pod.ended.set()
