@@ -1,8 +1,9 @@
-"""The front's loop: resources at the kubelet on one side, the agent on the other, and the calls in between.
+"""The front's loop: endpoints at the kubelet on one side, the agent on the other, and the calls in between.
 
 When the agent ends before it has answered a call, the front keeps the call and gives it to the next agent. The kubelet
-waits meanwhile, PATIENCE_SECONDS at most, because its one loop admits the pods of the whole node. After that the front
-closes the streams, so the kubelet sees what it would see without a front: the plugin is gone.
+waits meanwhile, for an endpoint's `patience` at most: for a device plugin it is short, because the kubelet's one loop
+admits the pods of the whole node. After that the front closes the endpoint, so the kubelet sees what it would see
+without a front: the plugin is gone. A call about claims is given up shortly before its caller gives it up.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agent.front import channel, grpc
 from agent.front.channel import CALL, METHODS, Buffer, Kind
+from agent.front.claims_endpoint import ClaimsEndpoint
+from agent.front.claims_offer import ClaimsOffer
 from agent.front.endpoint import Endpoint, refusal
 from agent.front.http2 import MessageReceived
 from agent.front.log import Log
 from agent.front.peer import Peer
+from agent.front.resource_endpoint import ResourceEndpoint
 from agent.front.resource_offer import ResourceOffer
 from gigaslice.core.errors import GigasliceError
 
-__all__ = ["PATIENCE_SECONDS", "Call", "Front"]
+__all__ = ["Call", "Front"]
 
-PATIENCE_SECONDS = 20.0
-"""How long calls wait for an agent; a start takes one."""
 _POLL_SECONDS = 0.1
 _READ_BYTES = 256 << 10
 _AWAY = "the node agent of {} is being started; asked again by itself"
@@ -121,10 +123,12 @@ class Front:
         self.selector.close()
 
     def _poll(self, endpoint: Endpoint, now: float) -> None:
-        if endpoint.number is None and not self.holding and now - endpoint.since > PATIENCE_SECONDS:
-            self.log.say("error", "front", "agent not back in time", resource=endpoint.offer.resource)
-            self._drop(endpoint)
+        if endpoint.number is None and not self.holding and now - endpoint.since > endpoint.patience:
+            self.log.say("error", "front", "agent not back in time", offer=endpoint.name)
+            self.drop(endpoint)
             return
+        if endpoint.margin is not None:
+            self._give_up_calls(endpoint, now + endpoint.margin)
         try:
             endpoint.poll()
         except GigasliceError as error:
@@ -133,14 +137,22 @@ class Front:
     def _refuse(self, endpoint: Endpoint, error: GigasliceError) -> None:
         if endpoint.number is not None:
             self.say(Kind.REFUSED, endpoint.number, json.dumps(refusal(error)).encode())
-        self._drop(endpoint)
+        self.drop(endpoint)
 
-    def _drop(self, endpoint: Endpoint) -> None:
+    def _give_up_calls(self, endpoint: Endpoint, before: float) -> None:
+        """Answers the calls that no agent has and whose callers give up BEFORE that time: an error of ours says why."""
+        for number in sorted(self.pending):
+            call = self.calls[number]
+            if call.endpoint is endpoint and call.until is not None and call.until < before:
+                self._fail(number, _AWAY.format(endpoint.name))
+
+    def drop(self, endpoint: Endpoint) -> None:
+        """Ends ENDPOINT, and the calls of it."""
         for number, call in list(self.calls.items()):
             if call.endpoint is endpoint:
-                self._fail(number, _AWAY.format(endpoint.offer.resource))
+                self._fail(number, _AWAY.format(endpoint.name))
         endpoint.close()
-        self.endpoints.pop(endpoint.offer.key, None)
+        self.endpoints.pop(endpoint.key, None)
         self._numbers = {
             number: numbered for number, numbered in self._numbers.items() if numbered is not endpoint
         }
@@ -192,12 +204,6 @@ class Front:
             self._out += channel.frame(kind, number, payload)
             self._flush()
 
-    def streams_changed(self, endpoint: Endpoint) -> None:
-        """Tells the agent how many watch ENDPOINT."""
-        self.wake()
-        if endpoint.number is not None:
-            self.say(Kind.STREAMS, endpoint.number, len(endpoint.watchers).to_bytes(4, "big"))
-
     def _flush(self) -> None:
         assert self._agent is not None
         try:
@@ -232,27 +238,29 @@ class Front:
         if kind == Kind.ANSWER:
             self._answer(number, payload[0], payload[1:])
         elif kind == Kind.LIST:
-            if number in self._numbers:
-                self._numbers[number].set_devices(payload)
+            endpoint = self._numbers.get(number)
+            if isinstance(endpoint, ResourceEndpoint):
+                endpoint.set_devices(payload)
         elif kind == Kind.OFFER:
-            self._offer_received(number, ResourceOffer.of_bytes(payload))
+            self._offer_received(number, ResourceOffer.of_bytes(payload), ResourceEndpoint)
+        elif kind == Kind.OFFER_CLAIMS:
+            self._offer_received(number, ClaimsOffer.of_bytes(payload), ClaimsEndpoint)
         elif kind == Kind.WITHDRAW:
             endpoint = self._numbers.get(number)
             if endpoint is not None:
-                self._drop(endpoint)
+                self.drop(endpoint)
         elif kind == Kind.HELLO:
             self.log.set_up(**json.loads(payload))
         else:
             self._hook(kind, payload)
 
-    def _offer_received(self, number: int, offer: ResourceOffer) -> None:
+    def _offer_received(self, number: int, offer: Any, endpoint_type: Callable[[Any, Any], Endpoint]) -> None:
         endpoint = self.endpoints.get(offer.key)
         if endpoint is None:
-            endpoint = self.endpoints[offer.key] = Endpoint(self, offer)
+            endpoint = self.endpoints[offer.key] = endpoint_type(self, offer)
         endpoint.attach(offer, number)
         self.served = True
         self._numbers[number] = endpoint
-        self.streams_changed(endpoint)
         self.wake()
         for each in sorted(self.pending):
             if self.calls[each].endpoint is endpoint:
@@ -263,9 +271,7 @@ class Front:
     def call_received(
         self, endpoint: Endpoint, peer: Peer, event: MessageReceived, method: str, message: bytes
     ) -> None:
-        """A call of the kubelet that only an agent can answer. Raises StatusError."""
-        if method not in METHODS:
-            raise grpc.StatusError(grpc.UNIMPLEMENTED, "Method not found!")
+        """A call of the kubelet that only an agent can answer: METHOD is one of METHODS. Raises StatusError."""
         now, left = time.monotonic(), grpc.time_left(event.fields)
         until = None if left is None else now + left
         self.put(Call(endpoint, peer, event.stream, method, message, now, until))
@@ -314,14 +320,11 @@ class Front:
         call = self.calls.pop(number, None)
         if call is None:
             return
-        connection = call.peer.connection
         if code:
             text = payload.decode("utf-8", "replace")
-            connection.answer(call.stream, grpc.failed(code, text), end=True)
+            call.peer.connection.answer(call.stream, grpc.failed(code, text), end=True)
         else:
-            connection.answer(call.stream, grpc.opening())
-            connection.data(call.stream, grpc.packed(payload))
-            connection.end(call.stream, grpc.done())
+            call.peer.reply(call.stream, payload)
         call.peer.flush()
 
     def _fail(self, number: int, text: str) -> None:

@@ -1,4 +1,4 @@
-"""gRPC over HTTP/2, as far as five calls and one registration need it: pure functions over fields and bytes."""
+"""gRPC over HTTP/2, as far as calls with one message and one answer need it: pure functions over fields and bytes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ __all__ = [
     "StatusError",
     "failed",
     "method",
+    "not_served",
     "opening",
     "packed",
     "request",
@@ -27,9 +28,8 @@ CODES = (
     "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
 """Names of the status codes, by number."""
-UNIMPLEMENTED, INTERNAL, UNAVAILABLE, EXHAUSTED = 12, 13, 14, 8
+NOT_FOUND, EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 5, 8, 12, 13, 14
 _PREFIX = struct.Struct("!BI")
-_SERVICE = b"/v1beta1.DevicePlugin/"
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT = re.compile(rb"[0-9]{1,8}[HMSmun]")  # no more digits than the specification's eight
 _OPENING = b"\x88" + hpack.encode([(b"content-type", b"application/grpc")])  # 0x88 is :status 200
@@ -44,13 +44,19 @@ class StatusError(Exception):
         self.code = code
 
 
-def method(fields: Fields) -> str:
-    """Which call of a device plugin FIELDS ask for. Raises StatusError."""
+def method(fields: Fields) -> tuple[str, str]:
+    """Which service FIELDS ask, and for which of its methods. Raises StatusError."""
     headers = dict(fields)
-    path = headers.get(b":path", b"")
-    if not headers.get(b"content-type", b"").startswith(b"application/grpc") or not path.startswith(_SERVICE):
-        raise StatusError(UNIMPLEMENTED, "Method not found!")
-    return path[len(_SERVICE) :].decode("ascii", "replace")
+    path = headers.get(b":path", b"").decode("ascii", "replace")
+    start, service, name = path.split("/") if path.count("/") == 2 else ("", "", "")
+    if not headers.get(b"content-type", b"").startswith(b"application/grpc") or start or not service:
+        raise not_served()
+    return service, name
+
+
+def not_served() -> StatusError:
+    """What a request for anything else is answered with."""
+    return StatusError(UNIMPLEMENTED, "Method not found!")
 
 
 def time_left(fields: Fields) -> float | None:

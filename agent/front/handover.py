@@ -13,7 +13,6 @@ nobody has announced itself, or who did is asked to end too, there is nothing to
 from __future__ import annotations
 
 import array
-import binascii
 import contextlib
 import json
 import os
@@ -25,11 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agent.front.endpoint import Endpoint
-from agent.front.front import Call, Front
-from agent.front.http2 import Connection
-from agent.front.peer import Peer
-from agent.front.resource_offer import ResourceOffer
+from agent.front.claims_endpoint import ClaimsEndpoint
+from agent.front.front import Front
+from agent.front.handover_state import MOST_DESCRIPTORS, adopt, export
 
 __all__ = ["AWAIT_SECONDS", "HANDOVER", "Announcement", "Predecessor", "SuccessorListener"]
 
@@ -37,12 +34,14 @@ HANDOVER = "handover.sock"
 """Where a front hands over to the next, in the state directory."""
 AWAIT_SECONDS = 20.0
 """With the seconds in which the agent ends, less than a pod's usual 30 seconds of grace."""
-_GREETING = b"gigaslice front 1\n"  # another number where the form of what is handed over has changed
+_GREETING = b"gigaslice front 2\n"  # another number where the form of what is handed over has changed
+_OLDER_GREETING = (
+    b"gigaslice front 1\n"  # of versions that serve no claims: descriptors of those would never be closed
+)
 _COMING = b"gigaslice comes 1\n"  # as long; an older version refuses it, and ends without waiting
 _TAKEN = b"taken\n"
 _LENGTH = struct.Struct("!I")
 _MOST_BYTES = 256 << 20
-_MOST_DESCRIPTORS = 200  # of the 253 that the kernel passes at once
 _PATIENCE = 5.0
 _AGAIN_SECONDS = 0.1
 _GREETING_SECONDS = 0.5
@@ -58,6 +57,7 @@ class SuccessorListener:
         self._listener: socket.socket | None = None
         self._path: Path | None = None
         self._successor: socket.socket | None = None
+        self._takes_claims = False  # the successor
         self._announced: socket.socket | None = None
 
     @property
@@ -116,12 +116,16 @@ class SuccessorListener:
         """Hands everything over. Returns False where that failed or there is no successor; then all is still here."""
         if self._successor is None:
             return False
-        for endpoint in self._front.endpoints.values():
-            endpoint.stop_listening()
+        for endpoint in list(self._front.endpoints.values()):
+            if isinstance(endpoint, ClaimsEndpoint) and not self._takes_claims:
+                self._front.log.say("warning", "front", "successor serves no claims", offer=endpoint.name)
+                self._front.drop(endpoint)
+            else:
+                endpoint.prepare_handover()
         if self._listener is not None:
             self._front.stop_listening(self._listener)  # its file is the next one's
             self._listener = None
-        state, fds = _export(self._front)
+        state, fds = export(self._front)
         raw = json.dumps(state).encode()
         try:
             self._successor.settimeout(_PATIENCE)
@@ -161,10 +165,10 @@ class SuccessorListener:
             self._front.selector.register(connection, selectors.EVENT_READ, self._gone)
             self._front.log.say("info", "front", "successor is starting", process=pid)
             return
-        if greeting != _GREETING or self._successor is not None:
+        if greeting not in (_GREETING, _OLDER_GREETING) or self._successor is not None:
             connection.close()
             return
-        self._successor = connection
+        self._successor, self._takes_claims = connection, greeting == _GREETING
         connection.setblocking(False)
         self._front.selector.register(connection, selectors.EVENT_READ, self._lost)
         self._front.log.say("info", "front", "successor is ready", process=pid)
@@ -241,6 +245,7 @@ class Predecessor:
         self._tell = taken
         self._path = ""
         self._sock: socket.socket | None = None
+        self._greeting = _GREETING
         self._again = 0.0
         self._news = False
         self._taken = False
@@ -268,18 +273,19 @@ class Predecessor:
         if self._path and self._sock is None and now >= self._again:
             self._again = now + _AGAIN_SECONDS
             if not self._taken:
-                self._connect()
+                self._connect(_GREETING)
             self._news = self._news or self._sock is None
         news, self._news = self._news, False
         return news
 
-    def _connect(self) -> None:
+    def _connect(self, greeting: bytes) -> None:
+        self._greeting = greeting
         dialled: socket.socket | None = None
         try:
             dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             dialled.settimeout(_PATIENCE)
             dialled.connect(self._path)
-            dialled.sendall(_GREETING)
+            dialled.sendall(greeting)
         except OSError:
             if dialled is not None:
                 dialled.close()  # an older version, or no front: the agent tries the lock by itself
@@ -297,9 +303,11 @@ class Predecessor:
             with sock:
                 state = _received(sock, fds)
                 if state is None:
-                    self._news = True
+                    if self._greeting == _GREETING:  # an older version closes what greets it in another way
+                        self._connect(_OLDER_GREETING)
+                    self._news = self._news or self._sock is None
                     return
-                _adopt(self._front, state, fds)
+                adopt(self._front, state, fds)
                 fds.clear()
                 sock.sendall(_TAKEN)
             self._taken = True
@@ -317,7 +325,7 @@ class Predecessor:
 def _received(sock: socket.socket, fds: list[int]) -> dict[str, Any] | None:
     """Returns what was handed over, and adds its descriptors to FDS. None: the predecessor ended before that."""
     sock.settimeout(_PATIENCE)
-    room = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
+    room = socket.CMSG_LEN(MOST_DESCRIPTORS * array.array("i").itemsize)
     head, ancillary, _, _ = sock.recvmsg(_LENGTH.size, room)
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -336,79 +344,3 @@ def _received(sock: socket.socket, fds: list[int]) -> dict[str, Any] | None:
         raw += part
     state: dict[str, Any] = json.loads(raw)
     return state
-
-
-def _export(front: Front) -> tuple[dict[str, Any], list[int]]:
-    fds: list[int] = []
-    endpoints = []
-    for endpoint in front.endpoints.values():
-        lock = endpoint.lock.descriptor
-        exported: dict[str, Any] = {
-            "offer": endpoint.offer.dump(),
-            "devices": _text(endpoint.devices) if endpoint.devices is not None else None,
-            "lock": None,
-            "peers": [],
-        }
-        if lock is not None:
-            exported["lock"] = len(fds)
-            fds.append(lock)
-        for peer in endpoint.peers:
-            watching = [stream for watching_peer, stream in endpoint.watchers if watching_peer is peer]
-            calls = [_call(call) for call in front.calls.values() if call.peer is peer]
-            if (watching or calls) and len(fds) < _MOST_DESCRIPTORS:
-                description = {"fd": len(fds), "connection": peer.connection.export()}
-                behind = endpoint.behind(peer)
-                exported["peers"].append(
-                    {**description, "watching": watching, "behind": behind, "calls": calls}
-                )
-                fds.append(peer.sock.fileno())
-            else:
-                peer.close()
-        endpoints.append(exported)
-    streams = sum(len(endpoint.watchers) for endpoint in front.endpoints.values())
-    return {"streams": streams, "endpoints": endpoints}, fds
-
-
-def _call(call: Call) -> dict[str, Any]:
-    now = time.monotonic()
-    left = None if call.until is None else call.until - now
-    return {
-        "stream": call.stream,
-        "method": call.method,
-        "message": _text(call.message),
-        "age": now - call.since,
-        "left": left,
-        "again": call.again,
-    }
-
-
-def _call_of(endpoint: Endpoint, peer: Peer, state: dict[str, Any]) -> Call:
-    now = time.monotonic()
-    until = None if state["left"] is None else now + state["left"]
-    message = binascii.a2b_base64(state["message"])
-    since, again = now - state["age"], state["again"]
-    return Call(endpoint, peer, state["stream"], state["method"], message, since, until, again)
-
-
-def _adopt(front: Front, state: dict[str, Any], fds: list[int]) -> None:
-    for endpoint_state in state["endpoints"]:
-        offer = ResourceOffer.load(endpoint_state["offer"])
-        endpoint = front.endpoints[offer.key] = Endpoint(front, offer)
-        endpoint.devices = (
-            binascii.a2b_base64(endpoint_state["devices"]) if endpoint_state["devices"] is not None else None
-        )
-        if endpoint_state["lock"] is not None:
-            endpoint.adopt_lock(fds[endpoint_state["lock"]])
-        for peer_state in endpoint_state["peers"]:
-            sock = socket.socket(fileno=fds[peer_state["fd"]])
-            connection = Connection.restored(peer_state["connection"])
-            slow = [
-                stream for stream in peer_state["watching"] if connection.waiting(stream)
-            ]  # an older one does not say
-            peer = endpoint.adopt(sock, connection, peer_state["watching"], peer_state.get("behind", slow))
-            for call in peer_state["calls"]:
-                front.put(_call_of(endpoint, peer, call))
-
-
-def _text(data: bytes) -> str:
-    return binascii.b2a_base64(data, newline=False).decode()

@@ -7,6 +7,7 @@ import selectors
 import socket
 from collections.abc import Callable
 
+from agent.front import grpc
 from agent.front.http2 import Connection, Event, Http2Error
 
 __all__ = ["Peer"]
@@ -49,6 +50,12 @@ class Peer:
         sock.setblocking(False)
         selector.register(sock, self._events, self._ready)
         self.flush()
+
+    def reply(self, stream: int, message: bytes) -> None:
+        """Answers a request with MESSAGE, which leaves with the next flush."""
+        self.connection.answer(stream, grpc.opening())
+        self.connection.data(stream, grpc.packed(message))
+        self.connection.end(stream, grpc.done())
 
     def flush(self) -> None:
         """Sends what the connection has to say and the socket takes."""

@@ -54,8 +54,10 @@ def identify(path: Path) -> Identity | None:
     )
 
 
-def check_free(path: Path) -> None:
-    """Raises SocketError when PATH holds something that is not a socket, or a socket on which a process answers."""
+def check_free(path: Path, remedy: str = "stop that one or choose another --resource") -> None:
+    """Raises SocketError when PATH holds something that is not a socket, or a socket on which a process answers, where
+    REMEDY is what to do.
+    """
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -67,7 +69,7 @@ def check_free(path: Path) -> None:
     if not stat.S_ISSOCK(mode):
         raise SocketError(f"{path} exists and is not a socket; move it away or choose another --kubelet-dir")
     if has_listener(path):
-        raise SocketError(f"{path} is served by another program; stop that one or choose another --resource")
+        raise SocketError(f"{path} is served by another program; {remedy}")
 
 
 def hidden_name(directory: Path) -> Path:

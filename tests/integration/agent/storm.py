@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 
 import vcuda
-from agent.front.front import PATIENCE_SECONDS
+from agent.front.resource_endpoint import ResourceEndpoint
 from agent.persistence.store import read_only
 from agent.roles.records import CODEC
 from gigaslice.core.deviceplugin.origin import held
@@ -252,7 +252,7 @@ class Breeze(Storm):
                 self.kills += 1
             self.check()
             # An agent that never gets to serve is away for longer than the front waits, the sooner on a busy machine.
-            if number % 3 == 2 or time.monotonic() - rested > PATIENCE_SECONDS / 3:
+            if number % 3 == 2 or time.monotonic() - rested > ResourceEndpoint.patience / 3:
                 self._wait_all_run()
                 rested = time.monotonic()
             if self.failure:

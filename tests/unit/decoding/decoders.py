@@ -502,6 +502,8 @@ EXEMPT = {
     "agent.link:Link._received": _OWN,
     "agent.front.front:Front._frame_received": _OWN,
     "agent.front.handover:_received": _OWN,
+    "agent.front.claims_offer:ClaimsOffer.load": _OWN,
+    "agent.front.claims_offer:ClaimsOffer.of_bytes": _OWN,
     "agent.front.resource_offer:ResourceOffer.load": _OWN,
     "agent.front.resource_offer:ResourceOffer.of_bytes": _OWN,
     # --- files of this node that only root writes, beside those with rows ---

@@ -11,12 +11,11 @@ import grpc
 import pytest
 
 from agent.front import channel as way
-from agent.front import front as module
 from agent.front import grpc as grpc_wire
 from agent.front.channel import CALL, METHODS, Buffer, Kind
-from agent.front.endpoint import Endpoint
 from agent.front.front import Front
 from agent.front.http2 import Connection, MessageReceived
+from agent.front.resource_endpoint import ResourceEndpoint
 from agent.front.resource_offer import ResourceOffer
 
 AGENTS = []
@@ -118,7 +117,7 @@ def test_patience_ends(place, monkeypatch):
     _, agent, channel, directory = place
     stream = channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(b"", timeout=60)
     assert next(stream) == b"devices"
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(ResourceEndpoint, "patience", 0.2)
     agent.sock.close()
     future = allocate(channel)
     with pytest.raises(grpc.RpcError) as caught:
@@ -194,11 +193,11 @@ def test_a_mistake_of_ours_ends_one_connection_and_is_logged(place, monkeypatch,
 
 def test_a_list_is_sent_once_where_the_flush_before_it_makes_room():
     """The flush tells the endpoint that there is room, while the endpoint is about to send the list itself."""
-    endpoint, sent = object.__new__(Endpoint), []
+    endpoint, sent = object.__new__(ResourceEndpoint), []
     connection = SimpleNamespace(
         waiting=lambda stream: False, out=b"", data=lambda stream, message: sent.append(message)
     )
-    peer = SimpleNamespace(connection=connection, flush=lambda: endpoint._catch_up(peer))
+    peer = SimpleNamespace(connection=connection, flush=lambda: endpoint.room_made(peer))
     endpoint.devices, endpoint._behind = b"newest", _Pairs([(peer, 1)])
     endpoint._send(peer, 1)
     assert len(sent) == 1 and endpoint.behind(peer) == []

@@ -156,7 +156,9 @@ class Server(threading.Thread):
     @staticmethod
     def answer(connection: Connection, event: MessageReceived) -> None:
         try:
-            method = wire.method(event.fields)
+            service, method = wire.method(event.fields)
+            if service != "v1beta1.DevicePlugin":
+                raise wire.not_served()
             if event.large:
                 raise wire.StatusError(wire.EXHAUSTED, "too large: 4 MiB, 100 %")
             message = wire.unpacked(event.body)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.front import endpoint as module
-from agent.front import grpc
+from agent.front import grpc, port
+from agent.front import resource_endpoint as module
 from agent.front.front import Front
-from agent.front.handover import _adopt, _export
+from agent.front.handover_state import adopt, export
 from agent.front.http2 import PREFACE
 from agent.front.resource_offer import ResourceOffer
 from agent.front.sockets import hidden_name, identify
@@ -30,7 +30,7 @@ def place(register_seconds):
     with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name:
         directory = Path(name)
         front, offer = Front(), ResourceOffer(name, "own.sock", "example.com/x", b"", b"")
-        endpoint = module.Endpoint(front, offer, register_seconds=register_seconds)
+        endpoint = module.ResourceEndpoint(front, offer, register_seconds=register_seconds)
         front.endpoints[endpoint.offer.key] = endpoint
         endpoint.number = 1
         yield front, endpoint, directory
@@ -75,8 +75,8 @@ def test_a_kubelet_that_wipes_the_directory_while_a_socket_is_made(place, monkey
             if len(names) < 3:
                 names[-1].unlink()
 
-    monkeypatch.setattr(module.sockets, "hidden_name", hidden)
-    monkeypatch.setattr(module.socket, "socket", Wiped)
+    monkeypatch.setattr(port.sockets, "hidden_name", hidden)
+    monkeypatch.setattr(port.socket, "socket", Wiped)
     until(front, (directory / "own.sock").is_socket)
     assert len(names) == 3
 
@@ -86,11 +86,11 @@ def test_a_socket_that_is_relabelled_is_still_the_own_one(place):
     front, endpoint, directory = place
     path = directory / "own.sock"
     until(front, path.is_socket)
-    listener = endpoint._listener
+    listener = endpoint.port.listener
     for mode in (0o700, 0o755):
         path.chmod(mode)
-        until(front, lambda: identify(path) == endpoint._mine)
-    assert endpoint._listener is listener
+        until(front, lambda: identify(path) == endpoint.port._mine)
+    assert endpoint.port.listener is listener
 
 
 @pytest.mark.parametrize(("register_seconds", "gone"), [(0.05, False), (60.0, True)], ids=["silent", "gone"])
@@ -189,12 +189,12 @@ def test_a_socket_that_is_full_delays_the_newest_list_and_loses_none(place, watc
 @contextlib.contextmanager
 def handed_over(front, endpoint, without=()):
     """A front that goes on where FRONT was, as one whose state lacks WITHOUT."""
-    known, fds = _export(front)
+    known, fds = export(front)
     for peer in known["endpoints"][0]["peers"]:
         for name in without:
             del peer[name]
     successor = Front()
-    _adopt(successor, known, [os.dup(fd) for fd in fds])
+    adopt(successor, known, [os.dup(fd) for fd in fds])
     yield successor
     for peer in list(endpoint.peers):
         peer.leave()
@@ -243,11 +243,11 @@ def test_pings_that_nobody_reads_the_answers_of_cost_little(place, watcher):
 def test_connections_are_bounded_and_the_one_that_watches_stays(place, watcher):
     front, endpoint, directory = place
     others = []
-    for _ in range(3 * module._MOST_PEERS):
+    for _ in range(3 * port.MOST_PEERS):
         others.append(socket.socket(socket.AF_UNIX))
         others[-1].connect(str(directory / "own.sock"))
         turns(front, 3)
-    assert len(endpoint.peers) == module._MOST_PEERS
+    assert len(endpoint.peers) == port.MOST_PEERS
     endpoint.set_devices(b"b")
     until(front, lambda: watcher.lists()[-1] == b"b")
     for other in others:
@@ -267,13 +267,13 @@ def test_streams_that_watch_are_bounded(place, watcher):
 def accepts(monkeypatch):
     """When connections were accepted, or were to be."""
     times = []
-    accept = module.Endpoint._accept
+    accept = port.Port._accept
 
     def counted(self, events):
         times.append(time.monotonic())
         accept(self, events)
 
-    monkeypatch.setattr(module.Endpoint, "_accept", counted)
+    monkeypatch.setattr(port.Port, "_accept", counted)
     return times
 
 
@@ -330,7 +330,7 @@ def test_a_plain_file_in_its_place_does_not_end_who_serves(place, watcher):
 def test_a_plain_file_in_its_place_is_refused_at_the_start():
     with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name:
         front = Front()
-        endpoint = module.Endpoint(front, ResourceOffer(name, "own.sock", "example.com/x", b"", b""))
+        endpoint = module.ResourceEndpoint(front, ResourceOffer(name, "own.sock", "example.com/x", b"", b""))
         front.endpoints[endpoint.offer.key] = endpoint
         endpoint.number = 1
         (Path(name) / "own.sock").write_text("no socket")

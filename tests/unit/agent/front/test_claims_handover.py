@@ -1,0 +1,320 @@
+"""The driver of claims goes from one front to the next: sockets, connections, calls; the kubelet sees nothing of it."""
+
+import json
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import grpc
+import pytest
+
+from agent.front import channel as way
+from agent.front import handover, handover_state
+from agent.front.channel import Kind
+from agent.front.front import Front
+from agent.front.handover import Predecessor, SuccessorListener
+from agent.front.port import Port
+from agent.front.resource_offer import ResourceOffer
+from agent.front.sockets import identify
+from tests.unit.agent.front.claims_place import GET_INFO, GIVE_UP, NOTIFY, Place, ask, begin, dialled, until
+
+OLDER, NEWER = b"gigaslice front 1\n", b"gigaslice front 2\n"
+
+
+class Successor(Place):
+    """The front that is to go on after that of PLACE, without an agent."""
+
+    def __init__(self, place, name="handover.sock"):
+        super().__init__(place.root)
+        self.before = place
+        self.path = str(place.root / name)
+        with place.halted() as front:
+            self.listener = SuccessorListener(front)
+            self.listener.listen(self.path)
+        self.predecessor = Predecessor(self.front, lambda path: None)
+        self.step = self.front.step
+        self.front.step = self._step
+        self.predecessor.follow(self.path)
+        self._thread.start()
+
+    def _step(self, longest):
+        self.step(longest)
+        self.predecessor.poll(time.monotonic())
+
+    def take_over(self):
+        """Whether everything has been handed over; then the process before has ended."""
+        until(lambda: self.listener.ready)
+        with self.before.halted() as front:
+            taken = self.listener.hand_over()
+            if taken:
+                self.before.end(front)
+            self.listener.close()
+        if taken:
+            until(lambda: self.front.endpoints)
+        return taken
+
+
+@pytest.fixture
+def successors():
+    made = []
+
+    def make(place, **options):
+        made.append(Successor(place, **options))
+        return made[-1]
+
+    yield make
+    for successor in made:
+        successor.close()
+
+
+def identities(place):
+    return identify(place.service), identify(place.registration)
+
+
+@pytest.mark.parametrize(
+    "service", ["k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin"]
+)
+def test_a_hand_over_in_the_middle_of_a_call(place, agent, kubelet, successors, service):
+    states = []
+    kubelet.subscribe(states.append)
+    future = begin(kubelet, service=service)
+    method = agent.call()[1]
+    ask(place.registration, NOTIFY, b"\x08\x01")
+    before = identities(place)
+    successor = successors(place)
+    place.lose_agent()
+    assert successor.take_over()
+    following = successor.new_agent(number=3)
+    assert following.next(Kind.NOTIFIED) == (3, b"\x08\x01")
+    number, name, age, left, message = following.call()
+    assert (name, message) == (method, b"claims") and age > 0 and 30 < left < 45
+    following.answer(number, b"prepared")
+    assert future.result(GIVE_UP) == b"prepared"
+    assert identities(place) == before, "nothing in the kubelet's registry has changed"
+    assert ask(place.registration, GET_INFO) == b"info"
+    assert set(states) <= {
+        grpc.ChannelConnectivity.IDLE,
+        grpc.ChannelConnectivity.CONNECTING,
+        grpc.ChannelConnectivity.READY,
+    }
+    assert states[-1] is grpc.ChannelConnectivity.READY
+
+
+def test_connections_stay_between_calls_and_through_two_hand_overs(place, agent, kubelet, successors):
+    states = []
+    agent_now, front_now = agent, place
+    before = identities(place)
+    for turn in range(3):
+        future = begin(kubelet, b"%d" % turn)
+        number, *_, message = agent_now.call()
+        assert message == b"%d" % turn
+        agent_now.answer(number, message)
+        assert future.result(GIVE_UP) == message
+        kubelet.subscribe(states.append)
+        if turn < 2:
+            front_now.lose_agent()
+            following = successors(front_now, name=f"handover-{turn}.sock")
+            assert following.take_over()
+            front_now, agent_now = following, following.new_agent()
+    assert identities(place) == before
+    assert {state.name for state in states} == {"READY"}
+
+
+def test_who_connects_in_between_is_answered_by_the_successor(place, agent, successors):
+    successor = successors(place)
+    place.lose_agent()
+    until(lambda: successor.listener.ready)
+    answers = []
+    with place.halted():
+        asking = threading.Thread(target=lambda: answers.append(ask(place.registration, GET_INFO)))
+        asking.start()
+        time.sleep(0.2)
+        assert not answers
+    assert successor.take_over()
+    asking.join(GIVE_UP)
+    assert answers == [b"info"]
+
+
+def test_a_socket_that_is_wiped_in_between_is_made_anew(place, agent, kubelet, successors):
+    successor = successors(place)
+    place.lose_agent()
+    until(lambda: successor.listener.ready)
+    before = identities(place)
+    with place.halted():
+        place.registration.unlink()
+        place.front.step = time.sleep
+    assert successor.take_over()
+    until(place.registration.is_socket)
+    assert identify(place.service) == before[0]
+    following = successor.new_agent()
+    future = begin(kubelet)
+    following.answer(following.call()[0], b"prepared")
+    assert future.result(GIVE_UP) == b"prepared"
+
+
+def test_a_successor_that_dies_as_it_takes_over_leaves_nothing_behind(
+    place, agent, kubelet, successors, monkeypatch
+):
+    """The front before it closes what it has, as at an end without a successor: another one makes the sockets anew."""
+
+    def fails(*_):
+        raise ValueError("not understood")
+
+    future = begin(kubelet)
+    agent.call()
+    successor = successors(place)
+    place.lose_agent()
+    monkeypatch.setattr(handover, "adopt", fails)
+    assert not successor.take_over()
+    with place.halted() as front:
+        front.close()
+        front.step = time.sleep
+    with pytest.raises(grpc.RpcError) as caught:
+        future.result(GIVE_UP)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not place.service.exists() and not place.registration.exists()
+    monkeypatch.undo()
+    successor.new_agent()
+    assert ask(place.registration, GET_INFO) == b"info"
+
+
+# --- beside versions that serve no claims -------------------------------------------------------------------
+
+
+def with_resource(place, agent):
+    (place.root / "device-plugins").mkdir()
+    offer = ResourceOffer(str(place.root / "device-plugins"), "p.sock", "example.com/x", b"\x08\x01", b"")
+    agent.sock.sendall(way.frame(Kind.OFFER, 2, offer.to_bytes()) + way.frame(Kind.LIST, 2, b"devices"))
+    path = place.root / "device-plugins/p.sock"
+    until(path.is_socket)
+    return path
+
+
+def test_an_older_successor_gets_what_it_knows_and_the_driver_is_gone(
+    place, agent, kubelet, successors, monkeypatch
+):
+    connect = Predecessor._connect
+    monkeypatch.setattr(Predecessor, "_connect", lambda self, _: connect(self, OLDER))
+    given, adopt = [], handover.adopt
+
+    def adopted(front, state, fds):
+        given.append((state, list(fds)))
+        adopt(front, state, fds)
+
+    monkeypatch.setattr(handover, "adopt", adopted)
+    with dialled(with_resource(place, agent)) as channel:
+        stream = channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(b"", timeout=60)
+        assert next(stream) == b"devices"
+        future = begin(kubelet)
+        agent.call()
+        successor = successors(place)
+        place.lose_agent()
+        assert successor.take_over()
+        with pytest.raises(grpc.RpcError) as caught:
+            future.result(GIVE_UP)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert not place.service.exists() and not place.registration.exists()
+        ((state, fds),) = given
+        assert state.keys() == {"streams", "endpoints"}
+        (endpoint,) = state["endpoints"]
+        assert endpoint.keys() == {"offer", "devices", "lock", "peers"}
+        assert [peer.keys() for peer in endpoint["peers"]] == [
+            {"fd", "connection", "watching", "behind", "calls"}
+        ]
+        assert len(fds) == 2, "nothing that it would keep open without an end"
+        stream.cancel()
+
+
+def test_an_older_predecessor_is_greeted_as_it_expects(place):
+    """It closes what greets it in another way, and hands over what it has always handed over."""
+    place.root.joinpath("plugins").mkdir()
+    path = str(place.root / "handover.sock")
+    front, told = Front(), []
+    predecessor = Predecessor(front, told.append)
+    with socket.socket(socket.AF_UNIX) as older:
+        older.bind(path)
+        older.listen()
+        predecessor.follow(path)
+        assert not predecessor.poll(time.monotonic() + 1)
+        first, _ = older.accept()
+        assert first.recv(18) == NEWER
+        first.close()
+        front.step(GIVE_UP)
+        assert not predecessor.poll(time.monotonic()), "it has not ended"
+        second, _ = older.accept()
+        assert second.recv(18) == OLDER
+        assert predecessor.connected
+        raw = json.dumps({"streams": 0, "endpoints": []}).encode()
+        second.sendall(struct.pack("!I", len(raw)) + raw)
+        front.step(GIVE_UP)
+        assert second.recv(6) == b"taken\n"
+        second.close()
+    assert told == [path]
+    assert predecessor.poll(time.monotonic() + 1), "now it has"
+    front.close()
+
+
+def test_a_predecessor_that_ends_without_a_word_has_ended(place):
+    path = str(place.root / "handover.sock")
+    front = Front()
+    predecessor = Predecessor(front, lambda path: None)
+    with socket.socket(socket.AF_UNIX) as before:
+        before.bind(path)
+        before.listen()
+        predecessor.follow(path)
+        assert not predecessor.poll(time.monotonic() + 1)
+        accepted, _ = before.accept()
+        assert accepted.recv(18) == NEWER
+    accepted.close()
+    front.step(GIVE_UP)
+    assert predecessor.poll(time.monotonic())
+    front.close()
+
+
+# --- sockets of another process -----------------------------------------------------------------------------
+
+_LISTEN = """
+import socket, sys
+way, listener = socket.socket(fileno=int(sys.argv[1])), socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[2])
+listener.listen()
+socket.send_fds(way, [b"x"], [listener.fileno()])
+"""
+
+
+def test_a_socket_from_another_process_counts_as_the_own_one_when_it_is_relabelled(place):
+    """The kernel names the process that began to listen, until another one does so on the same socket."""
+    path = place.root / "own.sock"
+    ours, theirs = socket.socketpair()
+    subprocess.run(
+        [sys.executable, "-c", _LISTEN, str(theirs.fileno()), str(path)],
+        pass_fds=[theirs.fileno()],
+        check=True,
+        timeout=GIVE_UP,
+    )
+    _, (fd,), _, _ = socket.recv_fds(ours, 1, 1)
+    for end in (ours, theirs):
+        end.close()
+    before = path.stat().st_ino
+    port = Port(place.front, None, path, "")
+    port.adopt_listener(socket.socket(fileno=fd))
+    assert not port.serving
+    assert port.serve() and port.serving
+    path.chmod(0o700)
+    assert not port.serving
+    assert port.serve() and path.stat().st_ino == before
+    port.stop_listening()
+
+
+def test_no_number_of_connections_leaves_locks_and_listeners_behind(place, agent, kubelet, monkeypatch):
+    kubelet.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=GIVE_UP)
+    monkeypatch.setattr(handover_state, "MOST_DESCRIPTORS", 3)
+    with place.halted() as front:
+        state, fds = handover_state.export(front)
+        (driver,) = state["claims"]
+        places = [driver["lock"], driver["service"]["listener"], driver["registration"]["listener"]]
+        assert sorted(places) == [0, 1, 2] and len(fds) == 3
+        assert driver["service"]["peers"] == []
