@@ -62,8 +62,33 @@ class Totals:
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
+_WAITS = (
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+)  # a prepared claim may have waited
+
+
 def _latencies() -> Histogram:
     return Histogram("gigaslice_allocate_duration_seconds", "", registry=None, buckets=_LATENCIES)
+
+
+def _claim_calls() -> dict[str, Histogram]:
+    return {
+        operation: Histogram(
+            f"gigaslice_claim_{operation}_duration_seconds", "", registry=None, buckets=_WAITS
+        )
+        for operation in ("prepare", "unprepare")
+    }
 
 
 @dataclass
@@ -72,7 +97,9 @@ class Counters:
 
     allocate: seconds of each Allocate call. allocate_failures: calls that failed their pods. gate_waits: starts that
     were sent round again. registrations: streams that the kubelet opened, one after each. evictions: of pods that took
-    more than they may. parts: of the agent that failed and were started again, by name. totals: numbers of containers.
+    more than they may. claim_calls: seconds of the kubelet's calls about claims, by operation. claim_errors: claims
+    answered with an error, by operation. parts: of the agent that failed and were started again, by name. totals:
+    numbers of containers.
     """
 
     allocate: Histogram = field(default_factory=_latencies)
@@ -80,6 +107,8 @@ class Counters:
     gate_waits: int = 0
     registrations: int = 0
     evictions: int = 0
+    claim_calls: dict[str, Histogram] = field(default_factory=_claim_calls)
+    claim_errors: dict[str, int] = field(default_factory=lambda: {"prepare": 0, "unprepare": 0})
     parts: dict[str, int] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
 

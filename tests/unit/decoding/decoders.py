@@ -523,6 +523,7 @@ EXEMPT = {
     "gigaslice.core.model.matrix:parse_topo_matrix": _OPERATOR,
     "gigaslice.roles.dataset_node.sources.object_stores:_gs": "a tenant's Secret: whatever is wrong is caught there",
     # --- protocols with tests of their own ---
+    "agent.claims.registration:ClaimRegistration._notified": "what is wrong is caught there: tests/unit/agent/claims",
     "agent.link:Link._answer": "gRPC decodes it: tests/unit/agent/front",
     "agent.front.grpc:unpacked": "frames of gRPC: tests/unit/agent/front",
     "agent.front.hpack:_unpacked": "headers of HTTP/2: tests/unit/agent/front, tests/fuzz",
