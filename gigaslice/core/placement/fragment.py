@@ -15,18 +15,18 @@ def fill(parts: Sequence[tuple[PoolState, int]], cores: int) -> tuple[PoolState,
 
     parts: pools with the slices one GPU of each must give. cores: compute share in per cent.
     """
-
-    def key(choice: tuple[PoolState, int]) -> tuple[int, ...]:
-        pool_state, gpu = choice
-        free_cores = pool_state.free_cores[gpu] if cores else 0
-        return pool_state.free[gpu], free_cores, pool_state.rank, pool_state.tree.access_cost[gpu], gpu
-
     fitting = [
         (pool_state, gpu)
         for pool_state, slices in parts
         for gpu in bits(pool_state.fitting(slices, cores) & pool_state.fragment)
     ]
-    return min(fitting, key=key, default=None)
+    return min(fitting, key=lambda choice: key(choice[0], choice[1], cores), default=None)
+
+
+def key(pool_state: PoolState, gpu: int, cores: int = 0) -> tuple[int, ...]:
+    """Return what orders fragments over all pools: of those that fit, the least is filled first."""
+    free_cores = pool_state.free_cores[gpu] if cores else 0
+    return pool_state.free[gpu], free_cores, pool_state.rank, pool_state.tree.access_cost[gpu], gpu
 
 
 def open_gpu(pool_state: PoolState) -> int | None:

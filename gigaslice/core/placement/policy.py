@@ -37,12 +37,23 @@ Several = Callable[[Topology, PoolState, int, int], int | None]
 """(topology, pool, candidates, count) -> the set of GPUs."""
 
 
+OrderKey = Callable[[PoolState, int], tuple[Fraction | int, ...]]
+"""(pool, GPU that has something left) -> what orders the GPUs of all pools: see `first_fit`."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyRule:
     """One row of the table."""
 
     one: One
     several: Several
+    order: OrderKey
+
+
+def _gaia_order(pool_state: PoolState, gpu: int) -> tuple[Fraction | int, ...]:
+    if pool_state.fragment >> gpu & 1:
+        return 0, *fragment.key(pool_state, gpu)
+    return 1, pool_state.rank, *singular.key(pool_state, gpu)
 
 
 def _gaia_one(parts: Parts, cores: int) -> tuple[PoolState, int] | None:
@@ -77,7 +88,11 @@ def _max_sum_several(topology: Topology, pool_state: PoolState, candidates: int,
 
 
 def _binpack_one(parts: Parts, cores: int) -> tuple[PoolState, int] | None:
-    return _least(parts, cores, lambda pool_state, gpu: (pool_state.free[gpu], pool_state.rank, gpu))
+    return _least(parts, cores, _binpack_order)
+
+
+def _binpack_order(pool_state: PoolState, gpu: int) -> tuple[Fraction | int, ...]:
+    return pool_state.free[gpu], pool_state.rank, gpu
 
 
 def _binpack_several(topology: Topology, pool_state: PoolState, candidates: int, count: int) -> int | None:
@@ -86,12 +101,13 @@ def _binpack_several(topology: Topology, pool_state: PoolState, candidates: int,
 
 
 def _spread_one(parts: Parts, cores: int) -> tuple[PoolState, int] | None:
-    def key(pool_state: PoolState, gpu: int) -> tuple[Fraction, int, int, int]:
-        parent = pool_state.tree.parent[gpu]
-        busy_neighbours = (parent & ~pool_state.whole).bit_count()
-        return Fraction(-pool_state.free[gpu], pool_state.slices), busy_neighbours, pool_state.rank, gpu
+    return _least(parts, cores, _spread_order)
 
-    return _least(parts, cores, key)
+
+def _spread_order(pool_state: PoolState, gpu: int) -> tuple[Fraction | int, ...]:
+    parent = pool_state.tree.parent[gpu]
+    busy_neighbours = (parent & ~pool_state.whole).bit_count()
+    return Fraction(-pool_state.free[gpu], pool_state.slices), busy_neighbours, pool_state.rank, gpu
 
 
 def _spread_several(topology: Topology, pool_state: PoolState, candidates: int, count: int) -> int | None:
@@ -99,9 +115,7 @@ def _spread_several(topology: Topology, pool_state: PoolState, candidates: int, 
     return _by_weight(pool_state, candidates, count, before=tuple(-free for free in pool_state.free))
 
 
-def _least(
-    parts: Parts, cores: int, key: Callable[[PoolState, int], tuple[Fraction | int, ...]]
-) -> tuple[PoolState, int] | None:
+def _least(parts: Parts, cores: int, key: OrderKey) -> tuple[PoolState, int] | None:
     fitting = [
         (pool_state, gpu) for pool_state, slices in parts for gpu in bits(pool_state.fitting(slices, cores))
     ]
@@ -116,9 +130,9 @@ def _by_weight(
 
 
 RULES: dict[Policy, PolicyRule] = {
-    Policy.GAIA: PolicyRule(_gaia_one, _gaia_several),
-    Policy.BEST_EFFORT: PolicyRule(_gaia_one, _best_effort_several),
-    Policy.MAX_SUM: PolicyRule(_gaia_one, _max_sum_several),
-    Policy.BINPACK: PolicyRule(_binpack_one, _binpack_several),
-    Policy.SPREAD: PolicyRule(_spread_one, _spread_several),
+    Policy.GAIA: PolicyRule(_gaia_one, _gaia_several, _gaia_order),
+    Policy.BEST_EFFORT: PolicyRule(_gaia_one, _best_effort_several, _gaia_order),
+    Policy.MAX_SUM: PolicyRule(_gaia_one, _max_sum_several, _gaia_order),
+    Policy.BINPACK: PolicyRule(_binpack_one, _binpack_several, _binpack_order),
+    Policy.SPREAD: PolicyRule(_spread_one, _spread_several, _spread_order),
 }

@@ -14,12 +14,11 @@ from gigaslice.core.placement.tree import bits
 
 def choose(pool_state: PoolState) -> int | None:
     """Return the whole GPU to give away, or None if there is none."""
-    return min(
-        bits(pool_state.whole & pool_state.usable), key=lambda gpu: _key(pool_state, gpu), default=None
-    )
+    return min(bits(pool_state.whole & pool_state.usable), key=lambda gpu: key(pool_state, gpu), default=None)
 
 
-def _key(pool_state: PoolState, gpu: int) -> tuple[int, int, int, int, int]:
+def key(pool_state: PoolState, gpu: int) -> tuple[int, int, int, int, int]:
+    """Return what orders whole GPUs of one pool: the least is given away first."""
     rank, crowd = tier(pool_state, gpu)
     return (rank, crowd, pool_state.tree.access_cost[gpu], pool_state.left_after(1 << gpu), gpu)
 

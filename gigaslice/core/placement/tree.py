@@ -7,6 +7,7 @@ bit masks (bit i = GPU i), which makes "how many inner nodes does this break" a 
 What is left on the GPUs is `gigaslice.core.placement.pool_state`; which GPUs to take is decided elsewhere.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -96,7 +97,7 @@ def build_tree(topology: Topology, members: tuple[int, ...]) -> Tree:
         tuple(0 if i == j else levels[i][j] + LINK_COST * (most - links[i][j]) for j in range(size))
         for i in range(size)
     )
-    island = _islands(links)
+    island = islands(links)
 
     distance = [
         [(0 if island[i] == island[j] else 1, levels[i][j]) for j in range(size)] for i in range(size)
@@ -114,7 +115,7 @@ def build_tree(topology: Topology, members: tuple[int, ...]) -> Tree:
     )
 
 
-def _islands(links: list[list[int]]) -> list[int]:
+def islands(links: Sequence[Sequence[int]]) -> list[int]:
     """Return an island number per GPU: a clique of NVLinks with one common count shares a number.
 
     Bridged pairs, boards and NVSwitch are islands; the cube mesh of a DGX-1 is none.
