@@ -27,7 +27,8 @@ _NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _LABEL_KEY = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _LABEL_VALUE = r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
 _DERIVED = (
-    "vendor model memory cores architecture computeCapability driver driverLimits numa nvlink node uuid"
+    "vendor model memory cores architecture computeCapability driver cudaDriver driverLimits numa nvlink pcieRoot node "
+    "uuid"
 )
 _SOCKET_PATH_MAX = 107  # bytes of sockaddr_un.sun_path without the final zero
 

@@ -153,9 +153,12 @@ class NvmlSource:
             warnings.append("errors of the GPUs cannot be heard: NVML's events fail")
         ends = _all_link_ends(gpus, warnings)
         topology = Topology.build(_levels(gpus), _nvlinks(gpus, ends))
-        driver = asked(lambda: _text(pynvml.nvmlSystemGetDriverVersion())) or ""
+        driver = _driver_properties()
         properties = {
-            gpu.gpu.uuid: _properties(gpu.handle, driver, links)
+            gpu.gpu.uuid: {
+                **_properties(gpu.handle, driver, links),
+                **self._place_properties(gpu.gpu.pci_bus_id),
+            }
             for gpu, links in zip(gpus, ends, strict=True)
         }
         return Inventory(
@@ -198,6 +201,10 @@ class NvmlSource:
         self._listener.close()
         self._gpus, self._sampled = {}, {}
         asked(pynvml.nvmlShutdown)
+
+    def _place_properties(self, bus_id: str) -> dict[str, str]:
+        root = sysfs.pcie_root(bus_id, self._sysfs_root)
+        return {"pcieRoot": root} if root else {}
 
     def _count(self) -> int:
         try:
@@ -299,14 +306,23 @@ def _levels(gpus: Sequence[_NvmlGpu]) -> list[list[int | None]]:
     return [[level(gpu, other) for other in gpus] for gpu in gpus]
 
 
-def _properties(handle: Any, driver: str, ends: _LinkEnds | None) -> dict[str, str]:
+def _driver_properties() -> dict[str, str]:
+    """The driver's version, and the newest CUDA that it runs."""
+    cuda = asked(lambda: int(pynvml.nvmlSystemGetCudaDriverVersion_v2()))
+    return {
+        "driver": asked(lambda: _text(pynvml.nvmlSystemGetDriverVersion())) or "",
+        "cudaDriver": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
+    }
+
+
+def _properties(handle: Any, driver: Mapping[str, str], ends: _LinkEnds | None) -> dict[str, str]:
     """What selectors can ask for beside model and memory; what the driver does not tell is left out."""
     architecture = asked(lambda: int(pynvml.nvmlDeviceGetArchitecture(handle)))
     capability = asked(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     properties = {
         "architecture": _ARCHITECTURES.get(architecture or 0, ""),
         "computeCapability": f"{capability[0]}.{capability[1]}" if capability else "",
-        "driver": driver,
+        **driver,
         "nvlink": "" if ends is None else str(sum(ends.peers.values()) + ends.switches),
     }
     return {key: value for key, value in properties.items() if value}

@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MAX_BYTES = 1 << 20
 _KEYS = ("uuid", "model", "memory", "numa", "pci", "healthy", "properties")
-_PROPERTIES = ("architecture", "computeCapability", "driver", "nvlink")
+_PROPERTIES = ("architecture", "computeCapability", "driver", "cudaDriver", "nvlink", "pcieRoot")
 
 
 class StaticSource:

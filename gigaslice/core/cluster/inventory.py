@@ -46,7 +46,7 @@ class InventoryGpu:
         free: Slices without a holder.
         resource: The resource that its slices are requested by.
         properties: What selectors may ask for beside the derived ones (see `all_properties`): architecture,
-            computeCapability, driver, nvlink, and the labels of the agent's settings.
+            computeCapability, driver, cudaDriver, nvlink, pcieRoot, and the labels of the agent's settings.
     """
 
     gpu: Gpu

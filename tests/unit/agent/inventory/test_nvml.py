@@ -54,6 +54,9 @@ class Driver:
     def nvmlShutdown(self):
         self.started -= 1
 
+    def nvmlSystemGetCudaDriverVersion_v2(self):
+        return 12080
+
     def nvmlDeviceGetCount(self):
         return self.gpus
 
@@ -137,6 +140,15 @@ def test_gpus_with_their_memory_and_place(driver, source):
     assert [gpu.slices for gpu in found.gpus] == [24, 24]
     assert found.topology.levels[0][1] is LinkLevel.NODE
     assert found.warnings == ()
+
+
+def test_what_else_a_gpu_is_told_by(driver, source, tmp_path):
+    place = tmp_path / "devices/pci0000:3a/0000:3b:00.0"
+    place.mkdir(parents=True)
+    (tmp_path / "bus/pci/devices/0000:3b:00.0").symlink_to(place)
+    first, second = (source.scan().properties[name] for name in (uuid(0), uuid(1)))
+    assert (first["cudaDriver"], first["pcieRoot"]) == ("12.8", "pci0000:3a")
+    assert second["cudaDriver"] == "12.8" and "pcieRoot" not in second
 
 
 def test_a_machine_whose_sysfs_does_not_tell_is_asked_through_the_driver(driver, source):

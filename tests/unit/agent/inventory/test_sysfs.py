@@ -49,3 +49,13 @@ def test_gpus_are_seen_without_their_driver(root):
     assert not sysfs.driver_loaded(root)
     (root / "module/nvidia").mkdir(parents=True)
     assert sysfs.driver_loaded(root)
+
+
+def test_the_pcie_root_is_that_of_the_real_place(root):
+    place = root / "devices/pci0000:16/0000:16:01.0/0000:17:00.0/0000:3e:00.0"
+    place.mkdir(parents=True)
+    (root / "bus/pci/devices/0000:3e:00.0").symlink_to(place)
+    (root / "bus/pci/devices/0000:3f:00.0").symlink_to(root / "nowhere")
+    assert sysfs.pcie_root("00000000:3E:00.0", root) == "pci0000:16"
+    for bus_id in ("0000:3b:00.0", "0000:3f:00.0", "0000:ff:00.0", "../..", ""):
+        assert sysfs.pcie_root(bus_id, root) == ""
