@@ -198,6 +198,15 @@ class HealthController:
             parts.append("cordoned" + (f": {cordon.reason}" if cordon.reason else ""))
         return "; ".join(parts)
 
+    def fault(self, uuid: str) -> str:
+        """The same in a word, of a fixed set: the first condition ("xid-79"), "silent" or "cordoned"."""
+        conditions = self.gpus.get(uuid, _HEALTHY).conditions
+        if conditions:
+            return conditions[0].code
+        if _lasts(self.silent, uuid):
+            return "silent"
+        return "cordoned" if uuid in self.cordons else ""
+
     def _faults(self, uuid: str) -> list[str]:
         """What is wrong with that GPU itself."""
         gpu = self.gpus.get(uuid, _HEALTHY)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gigaslice.core.claims.names import DRIVER
 from gigaslice.core.claims.resource_claim import ClaimConfig, ClaimResult, ResourceClaim
 from gigaslice.core.model import CORES_PER_GPU, AnnotationRights, RequestOptions, SliceUnit
 from gigaslice.core.model.options import OPTIONS, PRIORITIES, GivenOption, Option, request_options
@@ -131,7 +132,7 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "sameGpu": (
         "same-gpu",
         "write a constraint over the requests of the containers: constraints: "
-        "[{requests: [a, b], matchAttribute: gigaslice.io/uuid}]",
+        f"[{{requests: [a, b], matchAttribute: {DRIVER}/uuid}}]",
     ),
     "cores": ("cores", "write capacity.requests.cores in the request, in per cent of each GPU"),
 }

@@ -71,7 +71,7 @@ class Answers:
             if method == "GET":
                 return 200, self.store.page(target.resource, target.namespace, request.query, self.behind)
             if method == "POST":
-                return 201, self._create(target, request.body)
+                return 201, self._create(target, request.body, dry_run=bool(request.query.get("dryRun")))
         elif method == "GET":
             return 200, self.store.get(plural, target.name, target.namespace)
         elif target.below == "binding" and method == "POST":
@@ -91,11 +91,11 @@ class Answers:
         name = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
         return {**body, "status": {"allowed": (asked["verb"], name) not in self.refused_rights}}
 
-    def _create(self, target: Target, body: Document) -> Document:
+    def _create(self, target: Target, body: Document, *, dry_run: bool = False) -> Document:
         made = copy.deepcopy(body)
         if target.resource.status and (target.resource.custom or target.resource.plural == "resourceclaims"):
             made.pop("status", None)
-        return self.store.create(target.resource.plural, made, target.namespace)
+        return self.store.create(target.resource.plural, made, target.namespace, dry_run=dry_run)
 
     def _write(self, request: Request, target: Target) -> tuple[int, Document]:
         plural, body = target.resource.plural, request.body or {}
@@ -125,7 +125,7 @@ class Answers:
         if plural == "pods" and self.pod_policy and not target.below:
             _check_pod(known, after)
         if request.query.get("dryRun"):
-            return 200, after
+            return 200, self.store.device_rules.admitted(plural, after, known)
         if target.resource.status and target.below == "status":
             after = {**known, "status": after.get("status", {})}
         elif target.resource.status:

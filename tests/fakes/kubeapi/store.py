@@ -80,8 +80,10 @@ class ObjectStore:
             raise Refused(404, "NotFound", f'{RESOURCES[resource].title} "{name}" not found')
         return found
 
-    def create(self, resource: str, document: Document, namespace: str = "") -> Document:
-        """Makes an object.
+    def create(
+        self, resource: str, document: Document, namespace: str = "", *, dry_run: bool = False
+    ) -> Document:
+        """Makes an object. DRY_RUN: only what would be made of it is told.
 
         Raises:
             Refused: There is one of that name, or the object is invalid.
@@ -99,7 +101,7 @@ class ObjectStore:
                 title = RESOURCES[resource].title
                 raise Refused(409, "AlreadyExists", f'{title} "{metadata["name"]}" already exists')
             made = self.device_rules.admitted(resource, made, None)
-            return self._keep(resource, made, None)
+            return made if dry_run else self._keep(resource, made, None)
 
     def put(self, resource: str, document: Document) -> Document:
         """Makes an object, or makes it what DOCUMENT is; one of another UID is another object."""

@@ -292,3 +292,16 @@ def test_an_answer_that_only_another_process_can_have_ends_this_one(world):
     world.source.vitals = never
     with pytest.raises(MissingError):
         asyncio.run(lasting("health", world.manager.run))
+
+
+def test_why_a_gpu_is_out_of_service_in_a_word(world):
+    assert world.manager.fault(uuid(0)) == ""
+    change_cordons(world.directory, lambda before: {uuid(0): Cordon("fan", 1.0)})
+    world.review()
+    assert world.manager.fault(uuid(0)) == "cordoned"
+    for _ in range(2):
+        world.examine(Vitals(silent="busy"), Vitals())
+    assert world.manager.fault(uuid(0)) == "silent"
+    world.hear(0, 79)
+    assert world.manager.fault(uuid(0)) == "xid-79"
+    assert world.manager.fault(uuid(1)) == ""
