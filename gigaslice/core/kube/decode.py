@@ -59,7 +59,7 @@ _POD: Outline = {
     },
     "spec": {
         **dict.fromkeys(("nodeName", "schedulerName", "priority"), PRESENCE),
-        "resourceClaims": {"name": PRESENCE, "resourceClaimName": PRESENCE},
+        "resourceClaims": dict.fromkeys(("name", "resourceClaimName", "resourceClaimTemplateName"), PRESENCE),
         **dict.fromkeys(("initContainers", "containers"), _CONTAINER),
         "volumes": _VOLUME,
     },
@@ -194,7 +194,11 @@ def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[PodClai
     except ValueError:
         return ()
     return tuple(
-        PodClaim(name, _short(claim, "resourceClaimName") or statuses.get(name, ""))
+        PodClaim(
+            name,
+            _short(claim, "resourceClaimName") or statuses.get(name, ""),
+            _short(claim, "resourceClaimTemplateName"),
+        )
         for claim in claims
         if (name := _short(claim, "name"))
     )

@@ -42,10 +42,13 @@ class ClaimUse:
 
 @dataclass(frozen=True, slots=True)
 class PodClaim:
-    """A claim to devices. name: as the pod calls it. claim: the ResourceClaim; empty until it has been made."""
+    """A claim to devices. name: as the pod calls it. claim: the ResourceClaim; empty until it has been made. template:
+    what it is made from; empty where the pod names the claim itself.
+    """
 
     name: str
     claim: str = ""
+    template: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,11 @@ def test_the_claims_of_a_pod_are_named_by_its_spec_or_its_status():
         },
     }
     pod = parse_pod(document)
-    assert pod.claims == (PodClaim("own", "p-own-x7"), PodClaim("shared", "ours"), PodClaim("none"))
+    assert pod.claims == (
+        PodClaim("own", "p-own-x7", "vgpu-8gi"),
+        PodClaim("shared", "ours"),
+        PodClaim("none", template="late"),
+    )
     users = {container.name: requests for container, requests in pod.users_of("p-own-x7")}
     assert users == {"c": {"a", "b"}, "d": frozenset()}, "a container without a request has all of them"
     assert [container.name for container, _ in pod.users_of("ours")] == ["i"]
