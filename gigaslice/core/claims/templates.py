@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gigaslice.core.claims.names import DRIVER
+from gigaslice.core.claims.names import DRIVER, FOLLOWS_POD
 from gigaslice.core.claims.parameters import API_VERSION, KIND
 from gigaslice.core.model.gpu import CORES_PER_GPU
 from gigaslice.core.model.options import PREFIX, RequestOptions
@@ -33,6 +33,7 @@ __all__ = [
     "container_claim",
     "decode_templates",
     "encode_templates",
+    "is_genuine",
     "is_template_name",
     "spec_name",
     "template_names",
@@ -40,11 +41,13 @@ __all__ = [
 
 CLASS = "vgpu.gigaslice.io"
 """The DeviceClass of all GPUs of ours."""
-TEMPLATE_LABEL = f"{PREFIX}template"
+TEMPLATE_LABEL = "gigaslice.io/template"
 """Label of the templates that are made by us, with the value "true": no other is ever deleted."""
-CLAIMS = f"{PREFIX}claims"
+CLAIMS = "gigaslice.io/claims"
 """Annotation of a pod: the short forms of the templates that it names."""
 
+_CLAIM_METADATA = {"annotations": {FOLLOWS_POD: "true"}}
+"""Of the claims: the options that their nodes follow are those of the pod."""
 _NAME = re.compile(r"gigaslice-[0-9a-f]{12}")
 _MOST_REQUESTS = 32  # of a claim, and devices of all of them together
 _MOST_GPUS = 16
@@ -187,7 +190,7 @@ class ClaimTemplate:
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaimTemplate",
             "metadata": {"name": self.name, "namespace": namespace, "labels": {TEMPLATE_LABEL: "true"}},
-            "spec": {"spec": self.spec()},
+            "spec": {"metadata": _CLAIM_METADATA, "spec": self.spec()},
         }
 
     def mistakes(self) -> tuple[str, ...]:
@@ -341,6 +344,11 @@ def decode_templates(text: str) -> dict[str, ClaimTemplate]:
 def is_template_name(name: str) -> bool:
     """Whether a name has the form of our templates'."""
     return _NAME.fullmatch(name) is not None
+
+
+def is_genuine(name: str, spec: Mapping[str, Any]) -> bool:
+    """Whether the spec of a template of that name is what we have made or would make."""
+    return spec.get("metadata") == _CLAIM_METADATA and spec_name(spec.get("spec")) == name
 
 
 def template_names(pod: Pod) -> frozenset[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gigaslice.core.claims.templates import template_names
 from gigaslice.core.classes.resource_class import (
     MANAGED_BY,
     MANAGER,
@@ -78,7 +79,8 @@ class ClusterFeed:
         state: Is kept.
         on_node: Called with the name of a node that has changed, or on which a pod has.
         on_class: Called with the name of a class that has changed or is gone.
-        on_pod: Called with a pod that has changed, and whether it is gone or has ended.
+        on_pod: Called with a pod that asks for GPUs and has changed, and whether it is gone or has ended.
+        on_claims: The same for a pod that names templates of claims of ours.
         on_classes: Called after every list of all classes, the first after their definition was installed too.
         on_write: Called for each write of an object: plural, kind of write, whether it succeeded.
         gpu_objects: Whether objects of GPUs are followed at all.
@@ -96,6 +98,7 @@ class ClusterFeed:
         *,
         on_classes: Callable[[], None] = lambda: None,
         on_write: Callable[[str, WriteKind, bool], None] = lambda plural, kind, done: None,
+        on_claims: Callable[[Pod, bool], None] = lambda pod, gone: None,
         gpu_objects: bool = True,
         pause: float = 0.25,
         absent_seconds: float = 15.0,
@@ -112,6 +115,7 @@ class ClusterFeed:
         self._on_node = on_node
         self._on_class = on_class
         self._on_pod = on_pod
+        self._on_claims = on_claims
         self.classes = ObjectTable(
             RESOURCE_CLASSES, on_write=lambda kind, done: on_write(RESOURCE_CLASSES, kind, done)
         )
@@ -217,11 +221,15 @@ class ClusterFeed:
     # --- pods ---------------------------------------------------------------------------------------------------
 
     def _parse_pod(self, document: Mapping[str, Any]) -> Pod | None:
-        """Pods that ask for GPUs. The others are thousands, and of no matter here."""
+        """Pods that ask for GPUs, or have claims of ours. The others are thousands, and of no matter here."""
         pod = parse_pod(document)
-        return pod if asks_for_gpus(pod, self.state.units) else None
+        return pod if asks_for_gpus(pod, self.state.units) or template_names(pod) else None
 
     def _pod_seen(self, pod: Pod) -> None:
+        if template_names(pod):
+            self._on_claims(pod, False)
+            if not asks_for_gpus(pod, self.state.units):
+                return  # the API server counts its GPUs
         self.changes += 1
         previous = self.pods.get(pod.uid)
         self.pods[pod.uid] = pod
@@ -230,6 +238,10 @@ class ClusterFeed:
         self._touch(previous, pod)
 
     def _pod_gone(self, pod: Pod) -> None:
+        if template_names(pod):
+            self._on_claims(pod, True)
+            if pod.uid not in self.pods:
+                return
         self.changes += 1
         self.pods.pop(pod.uid, None)
         self.state.drop_pod(pod.uid)

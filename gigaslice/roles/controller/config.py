@@ -73,6 +73,9 @@ class ControllerConfig(ClusterRoleSettings):
         "the Service by which the API server reaches it")
     webhook_configuration: str = setting("NAME", _object_name, "gigaslice",
         "the name of its mutating and validating webhook configurations")
+    api: str = setting("device-plugin|dra", values.choice("device-plugin", "dra"), "device-plugin",
+        "by which API pods get GPUs in namespaces without the label gigaslice.io/api: by the kubelet's device plugins, "
+        "or by claims that admission makes of their requests (Kubernetes 1.36)")
     oversize: str = setting("refuse|warn", values.choice("refuse", "warn"), "refuse",
         "what admission does with a pod that asks for more than any node has: warn, where larger nodes may be added")
     # fmt: on

@@ -20,19 +20,24 @@ from gigaslice.core.views.move_lines import move_lines
 from gigaslice.core.views.page import HEADERS, PageQuery, render
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.events import EventRecorder
+from gigaslice.kubeapi.informer import Informer
 from gigaslice.kubeapi.lease import Leader
+from gigaslice.roles.controller.claim_templates import ClaimTemplates
 from gigaslice.roles.controller.cluster_feed import ClusterFeed
 from gigaslice.roles.controller.config import ControllerConfig
 from gigaslice.roles.controller.dataset_statuses import DatasetStatuses
 from gigaslice.roles.controller.metrics import METRICS, ControllerCounters
+from gigaslice.roles.controller.namespace_feed import NamespaceFeed
 from gigaslice.roles.controller.object_plan import WriteKind
 from gigaslice.roles.controller.object_reconciler import GATHER_SECONDS, ObjectReconciler
 from gigaslice.roles.controller.page_hosts import PageHosts
 from gigaslice.roles.controller.pod_notices import Notices
 from gigaslice.roles.controller.waiting_pods import WaitingPods
 from gigaslice.roles.controller.web_page import page_routes
-from gigaslice.roles.controller.work_queue import RateLimit
+from gigaslice.roles.controller.work_queue import RateLimit, WorkQueue
+from gigaslice.roles.webhook.claim_admission import ClaimAdmission
 from gigaslice.roles.webhook.facts import AdmissionFacts
+from gigaslice.roles.webhook.namespace_rules import NamespaceRules
 from gigaslice.roles.webhook.rotation import WebhookCertificates
 from gigaslice.roles.webhook.server import routes as webhook_routes
 from gigaslice.runtime.connection_bounds import ConnectionBounds
@@ -89,6 +94,7 @@ class ControllerParts:
         self.state = ClusterState(config.units)
         self.waiting = WaitingPods(self.state, config.scheduler_name)
         self.leader = Leader(client, config.namespace, config.leader_lease, identity, self._lead)
+        self.namespaces = NamespaceFeed(client, config.units, config.api, pause=pause)
         self.feed = ClusterFeed(
             client,
             self.state,
@@ -97,6 +103,7 @@ class ControllerParts:
             self._pod_changed,
             on_classes=self._classes_listed,
             on_write=self._written,
+            on_claims=self._claims_changed,
             gpu_objects=config.extended_resources == "on",
             pause=pause,
             absent_seconds=absent_seconds,
@@ -120,6 +127,18 @@ class ControllerParts:
             absent_seconds=absent_seconds,
             nodes=lambda: self.feed.nodes if self.feed.synced else None,
         )
+        self.templates = ClaimTemplates(
+            client,
+            self._may_write,
+            limit,
+            tell=self._tell_without_template,
+            on_write=self._template_written,
+            on_gone=self._template_gone,
+            pause=pause,
+            absent_seconds=absent_seconds,
+            clock=clock,
+        )
+        self.claims = ClaimAdmission(client, self, config.units, config.api, clock=clock)
         self.events = EventRecorder(client, "controller", platform.node(), clock=clock)
         self._client = client
         self._clock = clock
@@ -149,18 +168,34 @@ class ControllerParts:
         if config.page_address is not None:
             self.restarted = {**self.restarted, "page": self._page}
         if config.webhook_address is not None:
+            self.essential = {
+                **self.essential,
+                "namespaces": self.namespaces.run,
+                "templates": self.templates.run,
+            }
             self.restarted = {**self.restarted, "webhook": self._webhook}
 
     def unready(self) -> str | None:
         """Why this replica cannot do its work, or None."""
-        missing = [name for name, informer in self.feed.informers.items() if not informer.synced.is_set()]
+        informers = self._informers()
+        missing = [name for name, informer in informers.items() if not informer.synced.is_set()]
         if missing:
-            refusals = "; ".join(self.feed.refusals())
+            refusals = "; ".join(informer.refusal for informer in informers.values() if informer.refusal)
             return refusals or f"waiting for {', '.join(missing)} of the API server"
         if not self._certified:
             return "the admission webhook has no certificate yet"
         silent = {name for name, seconds in self.feed.silent_seconds().items() if seconds > _SILENT_SECONDS}
         return f"no watch of {', '.join(sorted(silent))}" if silent else None
+
+    def _informers(self) -> dict[str, Informer[Any]]:
+        """Those that this replica needs, by what they follow."""
+        if self.config.webhook_address is None:
+            return self.feed.informers
+        return {
+            **self.feed.informers,
+            **self.namespaces.informers,
+            "resourceclaimtemplates": self.templates.informer,
+        }
 
     # --- what others report -------------------------------------------------------------------------------------
 
@@ -172,6 +207,7 @@ class ControllerParts:
             self.reconciler.clear()
         elif self.feed.synced:
             self.reconciler.queue_all()
+            self.templates.queue_all()
 
     def _node_changed(self, name: str) -> None:
         if self._may_write():
@@ -190,6 +226,21 @@ class ControllerParts:
             self.waiting.drop(pod.uid)
         else:
             self.waiting.put(pod, self._clock())
+
+    def _claims_changed(self, pod: Pod, gone: bool) -> None:
+        self.templates.pod_changed(pod, gone)
+
+    def _template_written(self, kind: str, done: bool) -> None:
+        self.counters.writes["resourceclaimtemplates", kind, "done" if done else "failed"] += 1
+
+    def _template_gone(self, namespace: str, name: str) -> None:
+        self.claims.forget(namespace, name)
+
+    def _tell_without_template(self, pod: Pod, sentence: str) -> None:
+        if self.config.pod_events == "on" and self._event_limit.ready():
+            regarding = Regarding("Pod", pod.namespace, pod.name, pod.uid)
+            self.events.say(regarding, "Warning", "ClaimTemplateMissing", sentence)
+            self.counters.events["ClaimTemplateMissing",] += 1
 
     def _written(self, plural: str, kind: WriteKind, done: bool) -> None:
         self.counters.writes[plural, kind.value, "done" if done else "failed"] += 1
@@ -306,6 +357,14 @@ class ControllerParts:
             )
         return self._facts
 
+    def rules(self, namespace: str) -> NamespaceRules | None:
+        """Returns what holds in a namespace; None where it has not been seen."""
+        return self.namespaces.rules(namespace)
+
+    def has_template(self, namespace: str, name: str) -> bool:
+        """Whether a template of ours is there, which counts as a use of it."""
+        return self.templates.has(namespace, name)
+
     async def _webhook(self) -> None:
         config = self.config
         if config.webhook_address is None:
@@ -319,7 +378,7 @@ class ControllerParts:
         )
         await certificates.prepare()
         self._certified = True
-        served = webhook_routes(self.facts, self._reviewed)
+        served = webhook_routes(self.facts, self._reviewed, self.claims)
         await all_of(
             certificates.run(),
             serve("webhook", config.webhook_address, served, certificates.context),
@@ -356,7 +415,12 @@ class ControllerParts:
         values.add_all("gigaslice_controller_writes_total", self.counters.writes)
         values.add_all("gigaslice_controller_events_total", self.counters.events)
         values.add_all("gigaslice_controller_reviews_total", self.counters.reviews)
-        for name, queue in (("gpus", self.reconciler.nodes), ("classes", self.reconciler.classes)):
+        queues: dict[str, WorkQueue[Any]] = {
+            "gpus": self.reconciler.nodes,
+            "classes": self.reconciler.classes,
+            "templates": self.templates.queue,
+        }
+        for name, queue in queues.items():
             values.add("gigaslice_controller_queue_length", len(queue), name)
             values.add("gigaslice_controller_failed_passes_total", queue.failures, name)
         for name, seconds in self.feed.silent_seconds().items():

@@ -25,7 +25,7 @@ from gigaslice.core.kube.pod_fields import (
 )
 from gigaslice.core.model.pod import ContainerKind, Pod, PodContainer
 
-__all__ = ["AdmissionPod", "ContainerRequest", "read_admission_pod"]
+__all__ = ["AdmissionPod", "ContainerRequest", "NamedClaim", "read_admission_pod"]
 
 _WORD = "gigaslice"
 
@@ -41,6 +41,8 @@ class ContainerRequest:
         counts: By resource name, of names with "gigaslice" in them; None where the value is no quantity.
         has_requests: Whether the container has a map of requests, which must then say the same as its limits.
         only_requested: Names of `counts` that stand under requests alone, which Kubernetes takes for none of ours.
+        requested: Names of `counts` that stand under requests.
+        has_claims: Whether the container has a list of claims, be it an empty one.
     """
 
     name: str
@@ -49,6 +51,8 @@ class ContainerRequest:
     counts: Mapping[str, int | None]
     has_requests: bool
     only_requested: frozenset[str] = frozenset()
+    requested: frozenset[str] = frozenset()
+    has_claims: bool = False
 
     @property
     def classes(self) -> dict[str, int | None]:
@@ -61,6 +65,15 @@ class ContainerRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedClaim:
+    """One claim to devices of a pod. claim, template: the object that it is, or is made from; the other is empty."""
+
+    name: str
+    claim: str = ""
+    template: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AdmissionPod:
     """What admission decides by.
 
@@ -69,11 +82,19 @@ class AdmissionPod:
             containers ask for it has the counts of ours that can be read.
         asking: The containers that ask for something of ours, in the order of admission.
         environments: Of every container, ephemeral ones too, the names of the variables under env.
+        claims: The claims to devices that the pod has.
+        has_claims: Whether it has a list of them, be it an empty one.
+        has_annotations: Whether it has a map of annotations, be it an empty one.
+        ephemeral: Names of ephemeral containers that ask for something of ours.
     """
 
     pod: Pod
     asking: tuple[ContainerRequest, ...]
     environments: tuple[tuple[str, ...], ...] = ()
+    claims: tuple[NamedClaim, ...] = ()
+    has_claims: bool = False
+    has_annotations: bool = False
+    ephemeral: tuple[str, ...] = ()
 
     @property
     def container_names(self) -> frozenset[str]:
@@ -105,6 +126,10 @@ def read_admission_pod(document: object) -> AdmissionPod:
         ),
         asking=tuple(container for container in containers if container.counts),
         environments=tuple(_environments(spec)),
+        claims=tuple(_claims(spec)),
+        has_claims=spec.get("resourceClaims") is not None,
+        has_annotations=metadata.get("annotations") is not None,
+        ephemeral=tuple(_ephemeral(spec)),
     )
 
 
@@ -116,6 +141,23 @@ def _environments(spec: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
                 text_in(variable, "name", f"{parent}env[{number}].")
                 for number, variable in enumerate(objects_in(container, "env", parent))
             )
+
+
+def _claims(spec: Mapping[str, Any]) -> Iterator[NamedClaim]:
+    for position, claim in enumerate(objects_in(spec, "resourceClaims", "spec.")):
+        parent = f"spec.resourceClaims[{position}]."
+        names = ("name", "resourceClaimName", "resourceClaimTemplateName")
+        yield NamedClaim(*(text_in(claim, name, parent) for name in names))
+
+
+def _ephemeral(spec: Mapping[str, Any]) -> Iterator[str]:
+    for position, container in enumerate(objects_in(spec, "ephemeralContainers", "spec.")):
+        parent = f"spec.ephemeralContainers[{position}]."
+        resources = object_in(container, "resources", parent)
+        for field in ("limits", "requests"):
+            if any(_WORD in name for name in object_in(resources, field, f"{parent}resources.")):
+                yield text_in(container, "name", parent)
+                break
 
 
 def _annotations(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -137,6 +179,8 @@ def _container(fields: ContainerFields) -> ContainerRequest:
         counts=counts,
         has_requests=fields.has_requests,
         only_requested=frozenset(counts.keys() - fields.limits.keys()),
+        requested=frozenset(counts.keys() & fields.requests.keys()),
+        has_claims=object_in(fields.document, "resources").get("claims") is not None,
     )
 
 

@@ -31,8 +31,8 @@ from gigaslice.roles.webhook.facts import AdmissionFacts
 __all__ = ["SHARE_BESIDE_OTHERS", "Findings", "findings"]
 
 _ANNOTATIONS = frozenset(row.name for row in ANNOTATIONS)
-_OURS = frozenset({"allocation"})
-"""Annotations under our prefix that the agent writes."""
+_OURS = frozenset({"allocation", "claims", "wake"})
+"""Annotations under our prefix that the agent and the controller write; a pod that was copied has them."""
 _NEAR = 0.7
 _ENOUGH = 20
 _FEW = 100  # containers, among which the nearest name is looked for

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gigaslice.core.errors import InputError
-from gigaslice.core.kube.pod_fields import FieldError
+from gigaslice.core.kube.pod_fields import FieldError, text_in
 from gigaslice.core.text import plain
 from gigaslice.roles.webhook.admission_pod import AdmissionPod, read_admission_pod
 from gigaslice.roles.webhook.complete import completion_patch
@@ -23,6 +23,7 @@ __all__ = [
     "answer_mutate",
     "answer_validate",
     "read_review",
+    "refusal",
     "write_review",
 ]
 
@@ -40,19 +41,31 @@ class ReviewError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class ReviewAnswer:
-    """What the API server is told. message: why the pod is refused; empty where it is not."""
+    """What the API server is told. message: why the pod is refused; empty where it is not. passing: it may be taken
+    when it is sent again.
+    """
 
     message: str = ""
     warnings: tuple[str, ...] = ()
     patch: tuple[Mapping[str, Any], ...] = field(default=())
+    passing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PodReview:
-    """A question. uid: to be sent back. pod: the pod that is about to be made; None where none is made."""
+    """A question.
+
+    Attributes:
+        uid: To be sent back.
+        pod: The pod that is about to be made; None where none is made.
+        namespace: Of the pod.
+        dry_run: Whether nothing may be changed for it.
+    """
 
     uid: str
     pod: AdmissionPod | None
+    namespace: str = ""
+    dry_run: bool = False
 
 
 def read_review(document: object) -> PodReview:
@@ -79,7 +92,9 @@ def read_review(document: object) -> PodReview:
     if not isinstance(pod, dict):
         raise ReviewError("request.object must be the pod")
     try:
-        return PodReview(uid, read_admission_pod(pod))
+        admission = read_admission_pod(pod)
+        namespace = text_in(request, "namespace", "request.") or admission.pod.namespace
+        return PodReview(uid, admission, namespace, dry_run=request.get("dryRun") is True)
     except FieldError as error:
         raise ReviewError(f"request.object: {plain(str(error))}") from error
 
@@ -88,7 +103,8 @@ def write_review(uid: str, answer: ReviewAnswer) -> dict[str, Any]:
     """Returns the AdmissionReview that carries an answer."""
     response: dict[str, Any] = {"uid": uid, "allowed": not answer.message}
     if answer.message:
-        response["status"] = {"code": 422, "reason": "Invalid", "message": answer.message[:_LONGEST_MESSAGE]}
+        code, reason = (503, "ServiceUnavailable") if answer.passing else (422, "Invalid")
+        response["status"] = {"code": code, "reason": reason, "message": answer.message[:_LONGEST_MESSAGE]}
     elif answer.patch:
         text = json.dumps(answer.patch, separators=(",", ":")).encode()
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(text).decode()}
@@ -101,7 +117,7 @@ def answer_mutate(admission: AdmissionPod, facts: AdmissionFacts) -> ReviewAnswe
     """Completes a pod, or refuses it for what no completion mends; warnings are left to the second question."""
     checked = findings(admission, facts, completed=False)
     if checked.mistakes:
-        return ReviewAnswer(_sentence(checked.mistakes))
+        return refusal(checked.mistakes)
     return ReviewAnswer(patch=tuple(completion_patch(admission, facts)))
 
 
@@ -111,5 +127,10 @@ def answer_validate(admission: AdmissionPod, facts: AdmissionFacts) -> ReviewAns
     return ReviewAnswer(_sentence(checked.mistakes), tuple(map(plain, dict.fromkeys(checked.warnings))))
 
 
-def _sentence(mistakes: list[str]) -> str:
+def refusal(mistakes: Iterable[str], *, passing: bool = False) -> ReviewAnswer:
+    """Returns the answer to a pod with these mistakes; it is taken where there is none."""
+    return ReviewAnswer(_sentence(mistakes), passing=passing)
+
+
+def _sentence(mistakes: Iterable[str]) -> str:
     return "; ".join(map(plain, dict.fromkeys(mistakes)))

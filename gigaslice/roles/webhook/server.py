@@ -1,20 +1,22 @@
 """The two endpoints that the API server posts pods to, for an aiohttp application of the controller.
 
-A question is answered from memory, without a call to anything else. Before the facts are there the answer is 503: what
-that means for the pod is the failurePolicy's to say, and that is `Fail` only for pods that ask for ours.
+A question is answered from memory, without a call to anything else, but for pods with claims (`claim_admission`).
+Before the facts are there the answer is 503: what that means for the pod is the failurePolicy's to say, and that is
+`Fail` only for pods that ask for ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import orjson
 from aiohttp import web
 
 from gigaslice.core.text import plain
-from gigaslice.roles.webhook.admission_pod import AdmissionPod
+from gigaslice.roles.webhook.claim_admission import ClaimAdmission
 from gigaslice.roles.webhook.facts import AdmissionFacts
 from gigaslice.roles.webhook.reviews import (
+    PodReview,
     ReviewAnswer,
     ReviewError,
     answer_mutate,
@@ -30,16 +32,21 @@ VALIDATE_PATH = "/validate"
 
 
 def routes(
-    facts: Callable[[], AdmissionFacts], count: Callable[[str, bool], None] = lambda path, allowed: None
+    facts: Callable[[], AdmissionFacts],
+    count: Callable[[str, bool], None] = lambda path, allowed: None,
+    claims: ClaimAdmission | None = None,
 ) -> list[web.RouteDef]:
     """Returns the endpoints.
 
     Args:
         facts: What is known of the cluster now.
         count: Called after every answer with the path and whether the pod was allowed.
+        claims: Answers where pods may have claims; None: none has.
     """
 
-    def endpoint(path: str, decide: Callable[[AdmissionPod, AdmissionFacts], ReviewAnswer]) -> web.RouteDef:
+    def endpoint(
+        path: str, decide: Callable[[PodReview, AdmissionFacts], Awaitable[ReviewAnswer]]
+    ) -> web.RouteDef:
         async def handle(request: web.Request) -> web.Response:
             current = facts()
             if not current.synced:
@@ -48,14 +55,22 @@ def routes(
                 review = read_review(orjson.loads(await _body(request)))
             except (ReviewError, ValueError) as error:
                 return web.Response(status=400, text=str(error))
-            answer = ReviewAnswer() if review.pod is None else decide(review.pod, current)
+            answer = await decide(review, current)
             count(path, not answer.message)
             body = orjson.dumps(write_review(review.uid, answer))
             return web.Response(body=body, content_type="application/json")
 
         return web.post(path, handle)
 
-    return [endpoint(MUTATE_PATH, answer_mutate), endpoint(VALIDATE_PATH, answer_validate)]
+    async def mutate(review: PodReview, current: AdmissionFacts) -> ReviewAnswer:
+        return ReviewAnswer() if review.pod is None else answer_mutate(review.pod, current)
+
+    async def validate(review: PodReview, current: AdmissionFacts) -> ReviewAnswer:
+        return ReviewAnswer() if review.pod is None else answer_validate(review.pod, current)
+
+    if claims is not None:
+        return [endpoint(MUTATE_PATH, claims.mutate), endpoint(VALIDATE_PATH, claims.validate)]
+    return [endpoint(MUTATE_PATH, mutate), endpoint(VALIDATE_PATH, validate)]
 
 
 async def _body(request: web.Request) -> bytes:

@@ -469,6 +469,7 @@ def test_admission_is_served_with_a_certificate_of_its_own(tmp_path: Path):
     async def main() -> None:
         with ApiServer() as api:
             api.put("nodes", node("n1", "GPU-1"))
+            api.put("namespaces", {"metadata": {"name": "default"}})
             hook = {"name": "a.gigaslice.io", "clientConfig": {}}
             api.put(configurations, {"metadata": {"name": "gigaslice"}, "webhooks": [hook]})
             port = free_port()

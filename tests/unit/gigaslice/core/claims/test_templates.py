@@ -13,6 +13,7 @@ from gigaslice.core.claims.templates import (
     container_claim,
     decode_templates,
     encode_templates,
+    is_genuine,
     is_template_name,
     spec_name,
 )
@@ -173,6 +174,8 @@ def test_a_name_is_the_hash_of_the_spec_whatever_the_order_of_its_keys():
     assert is_template_name(template.name)
     document = template.document("team")
     assert document["metadata"]["labels"] == {"gigaslice.io/template": "true"}
+    assert document["spec"]["metadata"] == {"annotations": {"gigaslice.io/follows-pod": "true"}}
+    assert is_genuine(template.name, document["spec"]) and not is_genuine("gigaslice-0", document["spec"])
     text = json.dumps(document["spec"]["spec"], sort_keys=True)
     assert spec_name(json.loads(text)) == template.name
     reverse = json.loads(

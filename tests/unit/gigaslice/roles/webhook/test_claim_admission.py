@@ -1,0 +1,233 @@
+"""How admission has templates made: once, before the answer, not in a dry run; and an API server that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gigaslice.core.cluster.demand import ClusterUnits
+from gigaslice.kubeapi.client import ApiFailure
+from gigaslice.roles.webhook.claim_admission import ClaimAdmission
+from gigaslice.roles.webhook.namespace_rules import NamespaceRules
+from gigaslice.roles.webhook.reviews import read_review, write_review
+from tests.unit.gigaslice.roles.webhook.pods import asks, facts, h100, pod
+from tests.unit.gigaslice.roles.webhook.test_claim_plan import slices
+
+FACTS = facts()
+QUOTA = {
+    "metadata": {"name": "q", "namespace": "team"},
+    "spec": {"hard": {"requests.gigaslice.io/vgpu-memory": "8"}},
+}
+OURS = {"spec": {"spec": {"devices": {"requests": [{"exactly": {"deviceClassName": "vgpu.gigaslice.io"}}]}}}}
+THEIRS = {"spec": {"spec": {"devices": {"requests": [{"exactly": {"deviceClassName": "gpu.nvidia.com"}}]}}}}
+
+
+class Server:
+    """What of an API server is asked for. delay: seconds of each answer; failure: of each write."""
+
+    def __init__(self, **objects: Any) -> None:
+        self.objects: dict[str, Any] = {f"/{path}": one for path, one in objects.items()}
+        self.asked: list[tuple[str, str]] = []
+        self.delay = 0.0
+        self.failure: ApiFailure | None = None
+
+    async def get(self, path: str) -> Any:
+        self.asked.append(("GET", path))
+        await asyncio.sleep(self.delay)
+        if path not in self.objects:
+            raise ApiFailure("not found", 404)
+        return self.objects[path]
+
+    async def post(self, path: str, body: Any) -> Any:
+        self.asked.append(("POST", path))
+        await asyncio.sleep(self.delay)
+        if self.failure is not None:
+            raise self.failure
+        where = f"{path}/{body['metadata']['name']}"
+        if where in self.objects:
+            raise ApiFailure("already exists", 409)
+        self.objects[where] = body
+        return body
+
+
+class Known:
+    """What is followed."""
+
+    def __init__(self, rules: NamespaceRules | None) -> None:
+        self.held = rules
+        self.templates: set[tuple[str, str]] = set()
+
+    def rules(self, namespace: str) -> NamespaceRules | None:
+        return self.held
+
+    def has_template(self, namespace: str, name: str) -> bool:
+        return (namespace, name) in self.templates
+
+
+CLAIMS = NamespaceRules(claims=True)
+
+
+class Site:
+    def __init__(self, rules: NamespaceRules | None = CLAIMS, **objects: Any) -> None:
+        self.now = 0.0
+        self.server, self.known = Server(**objects), Known(rules)
+        api: Any = self.server
+        self.admission = ClaimAdmission(
+            api, self.known, ClusterUnits(), "device-plugin", seconds=0.5, clock=lambda: self.now
+        )
+
+    async def answer(self, document: Any, path: str = "mutate", **request: Any) -> Any:
+        request = {"uid": "u", "kind": {"kind": "Pod"}, "operation": "CREATE", "namespace": "team", **request}
+        review = read_review({"request": {**request, "object": document}})
+        found = await getattr(self.admission, path)(review, FACTS)
+        return write_review("u", found)["response"]
+
+    @property
+    def posts(self) -> int:
+        return sum(method == "POST" for method, _ in self.server.asked)
+
+
+def test_a_template_is_made_before_the_answer_and_not_again():
+    async def story() -> None:
+        site = Site()
+        for _ in range(3):
+            assert "patch" in await site.answer(pod(slices(8)))
+        assert site.posts == 1 and len(site.server.asked) == 1
+        (template,) = site.server.objects.values()
+        assert template["metadata"]["namespace"] == "team"
+        site.now = 40.0  # the watch has shown it
+        site.known.templates.add(("team", template["metadata"]["name"]))
+        await site.answer(pod(slices(8)))
+        assert site.posts == 1
+        site.known.templates.clear()  # and has shown that it is gone
+        site.server.objects.clear()
+        await site.answer(pod(slices(8)))
+        assert site.posts == 2
+        site.admission.forget("team", template["metadata"]["name"])
+        site.server.objects.clear()
+        await site.answer(pod(slices(8)))
+        assert site.posts == 3
+
+    asyncio.run(story())
+
+
+def test_a_dry_run_makes_nothing():
+    async def story() -> None:
+        site = Site()
+        assert "patch" in await site.answer(pod(slices(8)), dryRun=True)
+        assert site.server.asked == []
+
+    asyncio.run(story())
+
+
+def test_pods_that_come_together_wait_for_one_request():
+    async def story() -> None:
+        site = Site()
+        site.server.delay = 0.05
+        answers = await asyncio.gather(*(site.answer(pod(slices(8))) for _ in range(200)))
+        assert all("patch" in answer for answer in answers) and site.posts == 1
+
+    asyncio.run(story())
+
+
+def test_an_api_server_that_fails_or_is_silent_is_a_refusal_that_says_so():
+    async def story() -> None:
+        site = Site()
+        site.server.failure = ApiFailure("connection refused")
+        answer = await site.answer(pod(slices(8)))
+        assert not answer["allowed"] and answer["status"]["code"] == 503
+        assert "connection refused; try again" in answer["status"]["message"]
+        site.server.failure = None
+        assert (await site.answer(pod(slices(8))))["allowed"]
+        site.server.delay = 5.0
+        answer = await site.answer(pod(slices(9)))
+        assert (
+            answer["status"]["code"] == 503
+            and "did not answer the webhook within 0.5 s" in answer["status"]["message"]
+        )
+
+    asyncio.run(story())
+
+
+def test_a_template_of_that_name_that_is_another_is_told():
+    async def story() -> None:
+        site = Site()
+        await site.answer(pod(slices(8)))
+        (path,) = site.server.objects
+        again = Site()
+        again.server.objects = dict(site.server.objects)
+        assert (await again.answer(pod(slices(8))))["allowed"]
+        third = Site()
+        third.server.objects[path] = THEIRS
+        assert (
+            "is not what its name stands for; delete it"
+            in (await third.answer(pod(slices(8))))["status"]["message"]
+        )
+
+    asyncio.run(story())
+
+
+def test_other_pods_and_other_namespaces_are_answered_as_ever():
+    async def story() -> None:
+        site = Site()
+        assert "patch" not in await site.answer(pod(asks(limits={"cpu": 1})))
+        site.known.held = NamespaceRules(claims=False)
+        answer = await site.answer(pod(h100()))
+        assert "patch" in answer
+        assert (await site.answer(pod(h100(0)), "validate"))["status"]["code"] == 422
+        assert site.server.asked == []
+
+    asyncio.run(story())
+
+
+def test_what_the_namespace_forbids_is_said_for_both_questions():
+    async def story() -> None:
+        site = Site(NamespaceRules(True, ("write a quota",)))
+        for path in ("mutate", "validate"):
+            assert (await site.answer(pod(slices(8)), path))["status"]["message"] == "write a quota"
+
+    asyncio.run(story())
+
+
+def test_a_pod_that_kept_its_resources_is_refused_in_the_end():
+    async def story() -> None:
+        answer = await Site().answer(pod(slices(8)), "validate")
+        assert "was not asked before" in answer["status"]["message"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("label, quotas, sentence", [
+    ("dra", [], ""), ("dra", [QUOTA], "ResourceQuota q"), ("device-plugin", [QUOTA], ""), ("drb", [], "drb"),
+])  # fmt: skip
+def test_a_namespace_that_was_made_just_now_is_read(label, quotas, sentence):
+    async def story() -> None:
+        site = Site(None)
+        site.server.objects["/api/v1/namespaces/team"] = {"metadata": {"labels": {"gigaslice.io/api": label}}}
+        site.server.objects["/api/v1/namespaces/team/resourcequotas"] = {"items": quotas}
+        answer = await site.answer(pod(slices(8)))
+        assert sentence in answer.get("status", {}).get("message", "") and answer["allowed"] == (not sentence)
+        assert site.posts == (label == "dra" and not quotas)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("claim, there, sentence", [
+    ({"resourceClaimTemplateName": "gigaslice-0123456789ab"}, None, "names claims of ours already"),
+    ({"resourceClaimTemplateName": "own"}, OURS, "a claim of ours (mine)"),
+    ({"resourceClaimTemplateName": "own"}, THEIRS, ""), ({"resourceClaimTemplateName": "own"}, None, ""),
+    ({"resourceClaimName": "own"}, OURS, "a claim of ours (mine)"), ({"resourceClaimName": "own"}, THEIRS, ""),
+])  # fmt: skip
+def test_a_pod_that_also_has_a_claim_of_ours_is_refused(claim, there, sentence):
+    async def story() -> None:
+        site = Site()
+        if there is not None:
+            kind = "resourceclaims" if "resourceClaimName" in claim else "resourceclaimtemplates"
+            site.server.objects[f"/apis/resource.k8s.io/v1/namespaces/team/{kind}/own"] = there
+        answer = await site.answer(pod(slices(8), resourceClaims=[{"name": "mine", **claim}]))
+        assert sentence in answer.get("status", {}).get("message", "") and answer["allowed"] == (not sentence)
+        assert site.posts == (not sentence)
+
+    asyncio.run(story())
