@@ -51,7 +51,9 @@ async def serve(config: Config, parts: Parts, store: Store, stop: asyncio.Event,
                 stop,
             )
         )
-    lead = serve_one(parts.servicer, config.kubelet_dir, socket_name(parts.servicer.provider.resource), stop, link)
+    lead = serve_one(
+        parts.servicer, config.kubelet_dir, socket_name(parts.servicer.provider.resource), stop, link
+    )
     await run_beside(lead, [*plugins, *whole, *others, *claims])
 
 

@@ -215,6 +215,7 @@ VALUES: dict[str, Schema] = {
     "kubeletDir": PATH,
     "stateDir": PATH,
     "maxSurge": NODES,
+    "node.api": words("device-plugin", "dra"),
     "networkPolicy.from": OBJECTS,
     "serviceAccount.annotations": TEXTS,
     "rbac.evict": {"enum": ["auto", True, False]},

@@ -31,7 +31,7 @@ MERGE = "application/merge-patch+json"
 _PLURALS = {"NetworkPolicy": "networkpolicies", "ResourceClass": "resourceclasses"}
 _CLUSTER_SCOPED = {
     "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Namespace", "Node", "ResourceClass",
-    "ExtendedResource", "PriorityClass",
+    "ExtendedResource", "PriorityClass", "DeviceClass",
 }  # fmt: skip
 Document = dict[str, Any]
 
@@ -84,7 +84,8 @@ class Api:
         context = ssl._create_unverified_context()  # loopback, and a certificate made a second ago
         connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=context)
         with contextlib.closing(connection):
-            text = None if body is None else json.dumps(body)
+            # Without spaces, as clients in Go write: the server compares the parameters in a claim byte by byte.
+            text = None if body is None else json.dumps(body, separators=(",", ":"))
             connection.request(method, path, text, {**self.headers, "Content-Type": content})
             reply = connection.getresponse()
             raw = reply.read()

@@ -79,7 +79,9 @@ def test_without_it_nothing_of_it_is_there():
 def test_policies_complete_pods_where_the_api_server_has_them(version, policy):
     documents = listed(*ON, "--kube-version", version if "eks" in version else f"{version}.0")
     assert ("MutatingAdmissionPolicy" in kinds(documents)) == policy
-    assert ("MutatingWebhookConfiguration" in kinds(documents)) != policy
+    selector = one_of(documents, "MutatingWebhookConfiguration")["webhooks"][0]["namespaceSelector"]
+    labelled = [one for one in selector["matchExpressions"] if one["key"] == "gigaslice.io/api"]
+    assert bool(labelled) == policy, "asked about all pods of ours, or about those that get claims"
 
 
 def test_policies_on_a_cluster_without_them_are_refused_with_the_remedy():
@@ -298,6 +300,10 @@ def test_the_controller_writes_its_own_objects_and_nothing_else():
         "validatingwebhookconfigurations:gigaslice-webhook",
     )
     only = {(verb, one) for verb in ("get", "update") for one in (*hook, "secrets:gigaslice-webhook")}
+    only |= {
+        (verb, one) for verb in ("get", "list", "watch") for one in ("namespaces", "resourceclaimtemplates")
+    }
+    only |= {(verb, "resourceclaimtemplates") for verb in ("create", "delete")} | {("get", "resourceclaims")}
     assert only <= found
     assert rights(chart("admission.mode=none"), "gigaslice-controller") == found - only
     writes = {pair for pair in found - only if pair[0] not in ("get", "list", "watch")}
@@ -412,13 +418,65 @@ def test_the_api_server_calls_the_webhook_for_no_other_pods():
     for version in ("1.30", "1.35", "1.36"):
         for hook in hooks(chart(version=version)).values():
             assert 'contains("gigaslice")' in hook["matchConditions"][0]["expression"]
-            (excluded,) = hook["namespaceSelector"]["matchExpressions"]
+            excluded = hook["namespaceSelector"]["matchExpressions"][0]
             assert excluded["operator"] == "NotIn" and "kube-system" in excluded["values"]
 
 
 def test_pods_fail_without_the_webhook_only_where_it_is_asked_for_ours_alone():
     assert {one["failurePolicy"] for one in hooks(chart(version="1.35")).values()} == {"Fail"}
-    assert {kind: one["failurePolicy"] for kind, one in hooks(chart()).items()} == {"Validating": "Ignore"}
+    found = hooks(chart())
+    policies = {kind: one["failurePolicy"] for kind, one in found.items()}
+    assert policies == {"Validating": "Ignore", "Mutating": "Fail"}
+    assert {"key": "gigaslice.io/api", "operator": "Exists"} in found["Mutating"]["namespaceSelector"][
+        "matchExpressions"
+    ]
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+def chosen(selector: Document, labels: dict[str, str]) -> bool:
+    """Whether a selector of namespaces takes one with these labels."""
+    for one in selector["matchExpressions"]:
+        value, there = labels.get(one["key"]), one["key"] in labels
+        operator, values = one["operator"], one.get("values", [])
+        if not {"In": value in values, "NotIn": value not in values, "Exists": there}[operator]:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("default", ["dra", "device-plugin"])
+@pytest.mark.parametrize("label", [None, "dra", "device-plugin", "drb"])
+def test_each_namespaces_pods_are_completed_by_the_webhook_or_by_the_policies(default, label):
+    """Never by neither, and by both only where the label is a mistake, which the webhook refuses."""
+    documents = chart(f"node.api={default}")
+    labels = {"gigaslice.io/api": label} if label else {}
+    webhook = chosen(hooks(documents)["Mutating"]["namespaceSelector"], labels)
+    bindings = of(documents, "MutatingAdmissionPolicyBinding")
+    policies = {chosen(one["spec"]["matchResources"]["namespaceSelector"], labels) for one in bindings}
+    assert len(bindings) == 2 and webhook == ((label or default) != "device-plugin")
+    assert policies == {not webhook or (label == "drb" and default == "device-plugin")}
+    assert controller_settings(documents).api == default
+
+
+def test_the_controllers_api_may_be_another_than_the_nodes():
+    documents = chart("node.api=dra", "controller.settings.api=device-plugin")
+    assert controller_settings(documents).api == "device-plugin"
+    assert not chosen(hooks(documents)["Mutating"]["namespaceSelector"], {})
+
+
+def test_the_webhook_makes_templates_but_not_in_a_dry_run():
+    for version in ("1.30", "1.35", "1.36"):
+        effects = {kind: one["sideEffects"] for kind, one in hooks(chart(version=version)).items()}
+        assert effects.pop("Mutating", "NoneOnDryRun") == "NoneOnDryRun" and set(effects.values()) == {"None"}
+
+
+@pytest.mark.parametrize("version, there", [("1.33", False), ("1.34", True)])
+def test_rights_to_claims_come_where_there_are_claims(version, there):
+    found = {resource for _, resource in rights(chart(version=version), "gigaslice-controller")}
+    assert ("resourceclaimtemplates" in found) == there and "namespaces" in found
+    unhooked = rights(chart("admission.mode=none", version=version), "gigaslice-controller")
+    assert not {"resourceclaimtemplates", "namespaces"} & {resource for _, resource in unhooked}
 
 
 def test_the_webhook_is_where_its_configuration_says():

@@ -12,6 +12,8 @@ from tests.unit.manifests.test_chart import CHART, ROOT, documents_of, helm, lis
 
 AGENT, CLUSTER = "1.26", "1.30"
 """Of the agent alone, and of all that relies on policies of the API server."""
+CLAIMS, CLAIMS_GATED = "1.36", "1.34"
+"""Of nodes that serve claims: by itself, and with a feature gate that nobody has by default."""
 POLICY = re.compile("^kind: ValidatingAdmissionPolicy$", re.MULTILINE)
 MANIFESTS = [ROOT / "daemonset.yaml", *sorted((ROOT / "deploy").glob("*.yaml"))]
 
@@ -56,9 +58,20 @@ def test_the_chart_and_the_pages_say_it():
 )
 def test_a_manifest_with_a_policy_says_it_at_its_top(path):
     top = path.read_text().partition("\napiVersion")[0]
-    assert f"Kubernetes {CLUSTER}" in top
+    said, schema = (CLAIMS, CLAIMS_GATED) if path.name == "claims.yaml" else (CLUSTER, CLUSTER)
+    assert f"Kubernetes {said}" in top
     for document in documents_of(path.read_text()):
-        kubernetes_validate.validate(document, CLUSTER, strict=True)
+        kubernetes_validate.validate(document, schema, strict=True)
+
+
+@pytest.mark.parametrize("version", ["1.30.0", "1.33.9"])
+@pytest.mark.parametrize("value", ["node.api=dra", "node.keepClaims=true"])
+def test_claims_are_not_served_where_there_are_none(version, value):
+    done = helm("--set", value, "--kube-version", version)
+    assert (
+        done.returncode != 0
+        and f"needs Kubernetes {CLAIMS}, or {CLAIMS_GATED} with the feature gate" in done.stderr
+    )
 
 
 def test_no_template_asks_for_versions_that_are_not_served():

@@ -40,6 +40,9 @@ TEXTS = (
 )  # fmt: skip
 """Right and wrong texts of every kind that a setting has; each is tried on each."""
 
+WORDS = ("dra", "device-plugin")
+"""Right ones that are only tried as they are."""
+
 LOOSER = {
     "parse_bytes": r"[0-9.]+t(i|ib)?",
     "_size_or_off": r"[0-9.]+t(i|ib)?",
@@ -96,7 +99,7 @@ def texts() -> tuple[str, ...]:
             found[text[:place] + rng.choice((rng.choice(letters), "")) + text[place + rng.randrange(2) :]] = (
                 None
             )
-    return tuple(found)
+    return (*found, *WORDS)
 
 
 def takes(one: Setting, text: str) -> bool:
@@ -177,12 +180,22 @@ def test_a_default_and_a_variable_are_taken(path: str) -> None:
 
 
 def test_helm_takes_every_default_at_once(tmp_path: Path) -> None:
-    elsewhere = {"stateDir", "ledgerDir", "kubeletDir", "podResources", "nodeName", "runDir", "kubeletRoot"}
+    elsewhere = {
+        "stateDir",
+        "ledgerDir",
+        "kubeletDir",
+        "podResources",
+        "nodeName",
+        "runDir",
+        "kubeletRoot",
+        "cdiDir",
+    }
     elsewhere |= {"driverLimits", "driverLimitsMargin", "driverLimitsExempt", "driverLimitsSocket"}
     values: dict[str, Any] = {"cluster": {"enabled": True}, "dataset": {"enabled": True}}
     for where, role in schema.ROLES.items():
         below = values.setdefault(where.rstrip("."), {}) if where else values
-        below["settings"] = {one.key: one.default for one in table(role) if one.key not in elsewhere}
+        own = {"api"} if not where else set()  # of the agents: node.api
+        below["settings"] = {one.key: one.default for one in table(role) if one.key not in elsewhere | own}
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
     done = helm("--values", str(tmp_path / "values.yaml"))
     assert done.returncode == 0, done.stderr

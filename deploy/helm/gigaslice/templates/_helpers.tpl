@@ -73,7 +73,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- /* A setting's flag: stateDir is --state-dir. */ -}}
 {{- define "gigaslice.args" -}}
-{{- range $key, $instead := dict "stateDir" "stateDir" "ledgerDir" "nothing: it is /run/gigaslice" "kubeletDir" "kubeletDir" "podResources" "kubeletDir" "nodeName" "nothing: every node has a name of its own" "driverLimits" "driverLimits.mode" "driverLimitsMargin" "driverLimits.margin" "driverLimitsExempt" "driverLimits.exempt" "driverLimitsSocket" "nothing: it is in /run/gigaslice/driver-limits" -}}
+{{- range $key, $instead := dict "stateDir" "stateDir" "ledgerDir" "nothing: it is /run/gigaslice" "kubeletDir" "kubeletDir" "podResources" "kubeletDir" "nodeName" "nothing: every node has a name of its own" "driverLimits" "driverLimits.mode" "driverLimitsMargin" "driverLimits.margin" "driverLimitsExempt" "driverLimits.exempt" "driverLimitsSocket" "nothing: it is in /run/gigaslice/driver-limits" "api" "node.api" "kubeletRoot" "kubeletDir" "cdiDir" "nothing: it is /var/run/cdi" -}}
 {{- if hasKey $.Values.settings $key -}}
 {{- fail (printf "settings.%s: the chart mounts directories and names nodes itself; write %s" $key $instead) -}}
 {{- end -}}
@@ -89,7 +89,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and (include "gigaslice.annotationRights" .) (not (hasKey .Values.settings "annotationRights")) }}
 - --annotation-rights=checked
 {{- end }}
+{{- if eq .Values.node.api "dra" }}
+- --api=dra
+{{- end }}
 {{- if ne .Values.kubeletDir "/var/lib/kubelet" }}
+{{- if include "gigaslice.claims" . }}
+- --kubelet-root={{ .Values.kubeletDir }}
+{{- end }}
 - --kubelet-dir={{ .Values.kubeletDir }}/device-plugins
 - --pod-resources={{ .Values.kubeletDir }}/pod-resources/kubelet.sock
 {{- end }}
@@ -126,6 +132,76 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "gigaslice.since" -}}
 {{- $root := index . 0 -}}
 {{- if semverCompare (printf ">=%s-0" (index . 1)) $root.Capabilities.KubeVersion.Version -}}yes{{- end -}}
+{{- end -}}
+
+{{- /* "yes" when nodes serve claims: all new ones, or those that are left of them. The agent reads claims from the API server. */ -}}
+{{- define "gigaslice.claims" -}}
+{{- if or (eq .Values.node.api "dra") .Values.node.keepClaims -}}
+{{- if not (include "gigaslice.since" (list . "1.34")) -}}
+{{- fail (printf "node.api dra needs Kubernetes 1.36, or 1.34 with the feature gate DRAConsumableCapacity, and this is %s" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if not (include "gigaslice.asksApi" .) -}}
+{{- fail "node.api dra: the kubelet only names claims, and the agent reads them from the API server; leave settings.kubeApi out" -}}
+{{- end -}}
+yes
+{{- end -}}
+{{- end -}}
+
+{{- /* The API by which pods get GPUs in namespaces that do not say it. */ -}}
+{{- define "gigaslice.defaultApi" -}}
+{{- .Values.controller.settings.api | default .Values.node.api -}}
+{{- end -}}
+
+{{- /* The namespaces of either API, as the expression of a selector: of a list, the root and the API. One whose label says
+       neither is the webhook's, which refuses it. */ -}}
+{{- define "gigaslice.namespacesOf" -}}
+{{- $byDefault := include "gigaslice.defaultApi" (index . 0) -}}
+{{- if eq $byDefault "dra" -}}
+- key: gigaslice.io/api
+  operator: {{ ternary "NotIn" "In" (eq (index . 1) "dra") }}
+  values: ["device-plugin"]
+{{- else if eq (index . 1) "dra" -}}
+- key: gigaslice.io/api
+  operator: Exists
+- key: gigaslice.io/api
+  operator: NotIn
+  values: ["device-plugin"]
+{{- else -}}
+- key: gigaslice.io/api
+  operator: NotIn
+  values: ["dra"]
+{{- end -}}
+{{- end -}}
+
+{{- /* All requests that can bring parameters of a driver: specs of claims cannot be changed. */ -}}
+{{- define "gigaslice.claimed" -}}
+- apiGroups: ["resource.k8s.io"]
+  apiVersions: ["*"]
+  operations: ["CREATE"]
+  resources: ["resourceclaims", "resourceclaimtemplates"]
+{{- end -}}
+{{- define "gigaslice.cel.claimSpec" -}}
+(request.resource.resource == "resourceclaimtemplates" ? object.spec.spec : object.spec)
+{{- end -}}
+{{- define "gigaslice.cel.parameters" -}}
+{{ include "gigaslice.cel.claimSpec" . }}.?devices.?config.orValue([]).filter(c, {{ "" -}}
+c.?opaque.?driver.orValue("") == "gigaslice.io").map(c, c.opaque.parameters)
+{{- end -}}
+
+{{- /* The parameters of claims that need a label, as "gigaslice.bounded" has annotations. */ -}}
+{{- define "gigaslice.boundedParameters" -}}
+- name: priority
+  label: priority
+  free: p.priority in ["burstable", "best-effort"]
+  said: burstable or best-effort
+- name: elastic
+  label: elastic
+  free: p.elastic == false
+  said: "false"
+- name: timeSlicing
+  label: time-slicing
+  free: p.timeSlicing == true
+  said: "true"
 {{- end -}}
 
 {{- /* What the cluster half and the dataset service rely on: the API server's policies, without which anybody's word counts as
