@@ -12,6 +12,7 @@ NAME = re.compile(r"(?<![\w.])gigaslice\.io/([A-Za-z][A-Za-z-]*[A-Za-z])(?![\w{<
 NOT_FOR_PODS = {
     "allow",  # the beginning of labels
     "scheduler-configuration",  # of our own scheduler's pods: a checksum
+    *("uuid", "vgpu", "dra"),  # an attribute of devices, devices for the runtime, the driver's socket
 }
 """What the code names and nobody sets."""
 
@@ -53,7 +54,9 @@ def test_the_labels_are_those_of_annotations_that_are_not_everybodys():
 def test_the_policies_that_keep_it_are_those_of_chart_and_manifests():
     kept = set(re.findall(r"policy `([a-z-]+)`", PAGE))
     kept |= {"gigaslice-rights"}  # of the first table
-    found = listed("--set", "cluster.enabled=true,dataset.enabled=true", "--kube-version", "1.36.0")
+    found = listed(
+        "--set", "cluster.enabled=true,dataset.enabled=true,node.api=dra", "--kube-version", "1.36.0"
+    )
     plain = [one for path in (ROOT / "deploy").glob("*.yaml") for one in documents_of(path.read_text())]
     policies = {
         one["metadata"]["name"] for one in (*found, *plain) if one["kind"] == "ValidatingAdmissionPolicy"
