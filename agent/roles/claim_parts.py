@@ -17,11 +17,16 @@ from agent.claims.cdi_files import CdiFiles
 from agent.claims.claim_reader import KubeClaimReader
 from agent.claims.following import ClaimFollowing
 from agent.claims.preparation import ClaimPreparation, edits_of
+from agent.claims.registration import ClaimRegistration
 from agent.claims.release import ClaimRelease
 from agent.claims.service import Claims
+from agent.claims.slice_source import SliceSource
+from agent.claims.slices import SlicePublisher
 from agent.claims.waking import ClaimWaking
 from agent.config import Config
+from agent.link import Link
 from agent.persistence.store import Store
+from agent.telemetry.counters import Counters
 from gigaslice.core import units
 from gigaslice.core.claims.origin import claim_of
 from gigaslice.core.model import SliceUnit
@@ -39,10 +44,20 @@ class ClaimParts:
     """What serves claims."""
 
     service: Claims
+    preparation: ClaimPreparation
     waiter: StartWaiter
     release: ClaimRelease
     following: ClaimFollowing
     waking: ClaimWaking
+    slices: SlicePublisher
+    registration: ClaimRegistration
+
+    @property
+    def unready(self) -> str | None:
+        """Why claims cannot be served now; None where they are."""
+        if self.registration.accepted is not True:
+            return "the kubelet has not accepted the driver of claims"
+        return self.slices.problem or None
 
 
 def claims_are_served(config: Config, store: Store) -> bool:
@@ -60,6 +75,9 @@ def build_claims(
     *,
     cluster: KubeCluster,
     client: KubeClient,
+    slices: SliceSource,
+    link: Link,
+    counters: Counters,
     allocated: Callable[[], None],
 ) -> ClaimParts:
     """Builds the parts.
@@ -71,6 +89,9 @@ def build_claims(
         checks: Tells what a start waits for.
         cluster: The pods of this node.
         client: Reads claims.
+        slices: What is published.
+        link: The way to the front.
+        counters: Where calls are counted.
         allocated: Called when the allocation table may have changed.
     """
     reader, cdi = KubeClaimReader(client), CdiFiles(config.cdi_dir)
@@ -90,8 +111,12 @@ def build_claims(
         allocated=allocated,
     )
     release = ClaimRelease(store, service, cluster, reader, cdi, preparing=preparation.preparing)
+    claims, publisher = Claims(preparation, release), SlicePublisher(client, config.node, slices)
+    if config.api != "dra":
+        publisher.withdraw()
     return ClaimParts(
-        Claims(preparation, release),
+        claims,
+        preparation,
         waiter,
         release,
         ClaimFollowing(
@@ -100,4 +125,6 @@ def build_claims(
         ClaimWaking(
             store, cluster, reader, refused=lambda: preparation.refused, would_start=preparation.would_start
         ),
+        publisher,
+        ClaimRegistration(claims, config.kubelet_root, link, counters, registered=publisher.registered),
     )

@@ -18,6 +18,7 @@ from agent.limits.no_driver_limits import NoDriverLimits
 from agent.limits.time_slice_manager import TimeSliceManager
 from agent.persistence.room import Room
 from agent.persistence.store import Store
+from agent.roles.claim_parts import ClaimParts
 from agent.telemetry.counters import Counters
 from agent.telemetry.metrics import values_of
 from gigaslice.core.allocation.consumer import common_names
@@ -56,7 +57,10 @@ class MetricCollector:
         time_slices: TimeSliceManager,
         cluster: Cluster,
         driver_limits: DriverLimitManager | NoDriverLimits,
+        claims: ClaimParts | None = None,
+        claims_lead: bool = False,
     ) -> None:
+        """Initializes the collector. CLAIMS: what serves claims; CLAIMS_LEAD: what is new is given out by them."""
         self._resource = resource
         self._store = store
         self._inventory = gpus
@@ -69,16 +73,26 @@ class MetricCollector:
         self._time_slices = time_slices
         self._cluster = cluster
         self._driver_limits = driver_limits
+        self._claims = claims
+        self._claims_lead = claims_lead
 
     def unready(self) -> str | None:
         """Why the agent cannot serve its kubelet now, or None."""
+        if self._claims_lead and self._claims is not None:
+            return self._claims.unready
         return (
             None if self._servicer.streams else "the kubelet does not watch the device list; not registered"
         )
 
+    @property
+    def _registered(self) -> bool:
+        if self._claims_lead and self._claims is not None:
+            return self._claims.registration.accepted is True
+        return self._servicer.streams > 0
+
     def collect(self) -> Values:
         """The values of now."""
-        values = values_of(self._resource, registered=self._servicer.streams > 0)
+        values = values_of(self._resource, registered=self._registered)
         for allocation in self._store.table.allocations:
             self._container(values, allocation)
         for name, labels, total in self._counters.totals:
@@ -96,6 +110,8 @@ class MetricCollector:
                 values.add("gigaslice_gpu_paged_out_bytes_total", gpu.paging.bytes_out, uuid)
         self._limits_of_driver(values)
         self._agent(values)
+        if self._claims is not None:
+            self._claim_calls(values, self._claims)
         return values
 
     def _container(self, values: Values, allocation: Allocation) -> None:
@@ -179,6 +195,17 @@ class MetricCollector:
                     values.add("gigaslice_pod_driver_used_bytes", gpu_state.used, gpu, namespace, pod)
         for gpu, count in report.excess.items():
             values.add("gigaslice_gpu_driver_limits_excess_bytes", count, gpu)
+
+    def _claim_calls(self, values: Values, claims: ClaimParts) -> None:
+        counters = self._counters
+        values.add("gigaslice_claim_prepare_duration_seconds", counters.claim_calls["prepare"])
+        values.add("gigaslice_claim_unprepare_duration_seconds", counters.claim_calls["unprepare"])
+        for operation, count in counters.claim_errors.items():
+            values.add("gigaslice_claim_errors_total", count, operation)
+        values.add("gigaslice_claims_refused", len(claims.preparation.refused))
+        values.add("gigaslice_slice_writes_total", claims.slices.writes)
+        values.add("gigaslice_slice_write_failures_total", claims.slices.failures)
+        values.add("gigaslice_slices_published", int(not claims.slices.problem))
 
     def _agent(self, values: Values) -> None:
         counters = self._counters

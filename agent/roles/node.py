@@ -11,8 +11,7 @@ import gc
 import os
 
 import vcuda
-from agent.config import Config, socket_name
-from agent.deviceplugin.hosting import host, run_beside, serve_one
+from agent.config import Config
 from agent.front import sockets, supervise
 from agent.front.channel import Kind
 from agent.front.handover import HANDOVER
@@ -23,6 +22,7 @@ from agent.persistence.store import Store
 from agent.roles import discovery
 from agent.roles.node_parts import build
 from agent.roles.records import CODEC
+from agent.roles.serving import serve
 from agent.roles.standby import Standby
 from gigaslice.core.errors import GigasliceError, LockedError
 from gigaslice.runtime import logs
@@ -115,19 +115,12 @@ async def _serve(config: Config, source: Source, gpus: InventoryHolder, store: S
         reasons.append(reason)
         stop.set()
 
-    parts = build(config, source, gpus, store, renew)
+    parts = build(config, source, gpus, store, link=link, renew=renew)
     set_at_signals(stop)
-    lead = socket_name(parts.servicer.provider.resource)
 
     async def registration() -> None:
         await parts.settled()
-        await run_beside(
-            serve_one(parts.servicer, config.kubelet_dir, lead, stop, link),
-            [
-                *(host(provider, config.kubelet_dir, stop, link, parts.counters) for provider in parts.types),
-                *(host(provider, config.kubelet_dir, stop, link) for provider in parts.providers),
-            ],
-        )
+        await serve(config, parts, store, stop, link)
 
     running = {
         "registration": registration(),

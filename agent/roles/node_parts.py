@@ -20,6 +20,7 @@ from agent.allocation.start import StartChecks
 from agent.apiserver import KubeCluster, NoCluster, find_access
 from agent.apiserver.consumer_pods import ConsumerPods
 from agent.apiserver.node_client import node_client
+from agent.claims.slice_source import SliceSource
 from agent.config import Config
 from agent.control.server import ControlServer
 from agent.deviceplugin.device_list import DeviceList
@@ -38,6 +39,7 @@ from agent.limits.manager import LimitsManager
 from agent.limits.no_driver_limits import NoDriverLimits
 from agent.limits.pod_users import PodUsers
 from agent.limits.time_slice_manager import TimeSliceManager
+from agent.link import Link
 from agent.persistence.housekeeper import Housekeeper
 from agent.persistence.room import Room
 from agent.persistence.store import Store
@@ -51,6 +53,7 @@ from agent.roles.new_types import NewTypes
 from agent.roles.plugin_parts import PluginBuilder, allocation_service
 from agent.telemetry.counters import Counters
 from gigaslice.core.errors import ConfigError
+from gigaslice.core.placement import Policy
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.runtime import logs
 from gigaslice.runtime.clock import steady
@@ -67,14 +70,20 @@ Run = Callable[[], Coroutine[Any, Any, None]]
 class Parts:
     """What runs in a node agent.
 
-    servicer: serves GPU memory to the kubelet. types: serve GPU memory of further types of GPUs. providers: the other
-    resources. essential: parts whose failure ends the agent. restarted: parts without which the others go on; by name,
-    as in gigaslice_component_failures_total. settled: returns when the lists can be served. claims: serve claims to
-    devices; None where this node has none and gives none out.
+    Attributes:
+        servicer: Serves GPU memory to the kubelet.
+        types: Serve GPU memory of further types of GPUs.
+        whole_gpus: Serves GPUs as a whole, where they are offered.
+        providers: Resources that have nothing to do with GPUs.
+        essential: Parts whose failure ends the agent.
+        restarted: Parts without which the others go on; by name, as in gigaslice_component_failures_total.
+        settled: Returns when the lists can be served.
+        claims: Serve claims to devices; None where this node has none and gives none out.
     """
 
     servicer: Servicer
     types: tuple[DevicePluginResource, ...]
+    whole_gpus: tuple[DevicePluginResource, ...]
     providers: tuple[DevicePluginResource, ...]
     essential: dict[str, Run]
     restarted: dict[str, Run]
@@ -84,9 +93,24 @@ class Parts:
 
 
 def build(
-    config: Config, source: Source, gpus: InventoryHolder, store: Store, renew: Callable[[str], None]
+    config: Config,
+    source: Source,
+    gpus: InventoryHolder,
+    store: Store,
+    *,
+    link: Link,
+    renew: Callable[[str], None],
 ) -> Parts:
-    """Builds every part. STORE is open, and GPUS holds what SOURCE has found. RENEW has the agent start anew."""
+    """Builds every part.
+
+    Args:
+        config: The settings.
+        source: Where the GPUs come from.
+        gpus: The GPUs that it has found.
+        store: The allocation table, open.
+        link: The way to the front.
+        renew: Has the agent start anew.
+    """
     now, counters, scanned, devices = steady(), Counters(), gpus.now, DeviceList(gpus)
     cluster, client, datasets = _outside(config, store)
     health = HealthController(
@@ -135,6 +159,30 @@ def build(
     time_slices = TimeSliceManager(store, lambda: gpus.now)
     auditor = Auditor(store, cluster, _overuse_policy(config), counters, driver_used=driver_limits.used_by)
     memory_monitor = MemoryMonitor(store, source, config.measure_interval, auditor)
+    claims = None
+    if client is not None and isinstance(cluster, KubeCluster) and claims_are_served(config, store):
+        service = allocation_service(config, store, gpus, now)
+        checks = StartChecks(store, service, cluster, datasets, driver_limits)
+        claims = build_claims(
+            config,
+            store,
+            service,
+            checks,
+            cluster=cluster,
+            client=client,
+            slices=SliceSource(
+                store,
+                gpus,
+                Policy(config.placement),
+                fault=health.fault,
+                labels=config.gpu_labels,
+                watch=devices.watch,
+                driver_limits=lambda: driver_limits.report.backend,
+            ),
+            link=link,
+            counters=counters,
+            allocated=limits.changed,
+        )
     metrics = MetricCollector(
         resource=config.resource,
         store=store,
@@ -148,14 +196,9 @@ def build(
         time_slices=time_slices,
         cluster=cluster,
         driver_limits=driver_limits,
+        claims=claims,
+        claims_lead=config.api == "dra",
     )
-    claims = None
-    if client is not None and isinstance(cluster, KubeCluster) and claims_are_served(config, store):
-        service = allocation_service(config, store, gpus, now)
-        checks = StartChecks(store, service, cluster, datasets, driver_limits)
-        claims = build_claims(
-            config, store, service, checks, cluster=cluster, client=client, allocated=limits.changed
-        )
     withholding = Withholding(
         store,
         gpus,
@@ -208,14 +251,20 @@ def build(
             driver_limits=lambda: driver_limits.report.backend,
         ).run
     if claims is not None:
-        restarted.update({"claim_release": claims.release.run, "claim_consumers": claims.following.run})
+        restarted.update(
+            {
+                "claim_release": claims.release.run,
+                "claim_consumers": claims.following.run,
+                "slices": claims.slices.run,
+            }
+        )
         if config.api == "dra":
             restarted["claim_waking"] = claims.waking.run
     if config.resource_per_type is not None:
         restarted["types"] = NewTypes(gpus, types, resources, config.type_contradictions, renew).run
     if config.bind_cpus == "on":
         restarted["cpus"] = CpuBinder(store, lambda: gpus.now, config.measure_interval).run
-    providers: list[DevicePluginResource] = [*plugin.whole_gpus]
+    providers: list[DevicePluginResource] = []
     if config.rdma:
         providers.append(Rdma(config.rdma, config.sysfs, config.rdma_share, config.scan_interval))
     essential: dict[str, Run] = {
@@ -228,7 +277,17 @@ def build(
         if config.driver_limits == "required":
             await driver_limits.settled(_SETTLE_SECONDS)
 
-    return Parts(servicer, tuple(others), tuple(providers), essential, restarted, counters, settled, claims)
+    return Parts(
+        servicer,
+        tuple(others),
+        plugin.whole_gpus,
+        tuple(providers),
+        essential=essential,
+        restarted=restarted,
+        counters=counters,
+        settled=settled,
+        claims=claims,
+    )
 
 
 def _driver_limits(

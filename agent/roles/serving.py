@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from agent.claims.registration import ClaimRegistration
 from agent.config import Config, socket_name
 from agent.deviceplugin.hosting import host, run_beside, serve_one
 from agent.link import Link
@@ -39,14 +38,14 @@ async def serve(config: Config, parts: Parts, store: Store, stop: asyncio.Event,
         whole = [host(provider, config.kubelet_dir, stop, link) for provider in parts.whole_gpus]
         needed = _any(store, is_plugin)
         beside = [while_needed(plugin, needed, stop) for plugin in (*plugins, *whole)]
-        await run_beside(_claims(config, parts, stop, link), [*beside, *others])
+        await run_beside(_claims(parts, stop), [*beside, *others])
         return
     whole = [host(provider, config.kubelet_dir, stop, link) for provider in parts.whole_gpus]
     claims = []
     if parts.claims is not None:
         claims.append(
             while_needed(
-                _claims(config, parts, stop, link),
+                _claims(parts, stop),
                 _any(store, lambda allocation: claim_of(allocation) is not None),
                 stop,
             )
@@ -73,9 +72,9 @@ async def while_needed(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _claims(config: Config, parts: Parts, stop: asyncio.Event, link: Link) -> None:
+async def _claims(parts: Parts, stop: asyncio.Event) -> None:
     assert parts.claims is not None
-    await ClaimRegistration(parts.claims.service, config.kubelet_root, link).run(stop)
+    await parts.claims.registration.run(stop)
 
 
 def _any(store: Store, belongs: Callable[[Any], bool]) -> Callable[[], bool]:

@@ -21,6 +21,7 @@ WALL = {
     "gigaslice/roles/dataset_node/publishing.py",  # written for other machines
     "gigaslice/roles/dataset_node/sources/posix.py",  # compared with times of files
     "gigaslice/roles/dataset_node/sources/http_client.py",  # Retry-After as a date
+    "agent/apiserver/pod_waker.py",  # for people who read the annotation
     "gigaslice/kubeapi/lease.py",
     "gigaslice/roles/scheduler/pod_conditions.py",
     "gigaslice/roles/scheduler/service.py",
