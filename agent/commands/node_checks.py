@@ -28,6 +28,7 @@ from agent.kubelet.podresources import PodResourcesClient
 from agent.persistence.ledger_files import tried
 from agent.roles.gpu_wait import read_bus
 from gigaslice.core import units
+from gigaslice.core.claims.names import DRIVER
 from gigaslice.core.errors import GigasliceError, MissingError
 from gigaslice.core.kube.fields import object_at
 from gigaslice.core.limits.driver_limit_messages import SupportAnswer
@@ -287,15 +288,15 @@ async def _ask_for_claims(client: KubeClient) -> Finding:
     if not wakes:
         text = "the agent may not annotate pods: memory that becomes free may idle for 72 seconds"
         return Finding(
-            "warn", subject, text, "apply deploy/claims-policy.yaml, or the chart with node.api=dra"
+            "warn", subject, text, "apply deploy/claims.yaml, or the chart with node.api=dra"
         )
     return Finding("ok", subject, "the cluster has them")
 
 
 def _check_claim_directories(config: Config) -> Iterator[Finding]:
     """The directories by which the kubelet finds the driver, and the runtime what the containers of a claim get."""
-    for name in ("plugins_registry", "plugins"):
-        path = config.kubelet_root / name
+    own = config.kubelet_root / "plugins" / DRIVER
+    for path in (config.kubelet_root / "plugins_registry", own if own.exists() else own.parent):
         if not os.access(path, os.W_OK | os.X_OK):
             text = f"{path} is not there, or not to be written"
             remedy = (

@@ -145,7 +145,7 @@ def _check_node(known: Document, after: Document) -> None:
 
 
 def _check_pod(known: Document, after: Document) -> None:
-    """Refuses what deploy/claims-policy.yaml refuses of pods."""
+    """Refuses what deploy/claims.yaml refuses of pods."""
     old, new = (copy.deepcopy(pod) for pod in (known, after))
     for pod in (old, new):
         (pod["metadata"].get("annotations") or {}).pop("gigaslice.io/wake", None)
