@@ -12,7 +12,7 @@ NAME = re.compile(r"(?<![\w.])gigaslice\.io/([A-Za-z][A-Za-z-]*[A-Za-z])(?![\w{<
 NOT_FOR_PODS = {
     "allow",  # the beginning of labels
     "scheduler-configuration",  # of our own scheduler's pods: a checksum
-    *("uuid", "vgpu", "dra"),  # an attribute of devices, devices for the runtime, the driver's socket
+    *("vgpu", "dra"),  # devices for the runtime, the driver's socket
 }
 """What the code names and nobody sets."""
 
