@@ -17,5 +17,6 @@ Why it speaks HTTP/2 itself, and not through a gRPC library:
 * Time: an empty call of an Allocate's size takes 0.57 ms at the median through the front and its hop, and took 0.89 ms
   or more at grpc's server (docs/benchmarks.md).
 
-docs/adr/0052 has the decision and what was rejected.
+It serves both of the kubelet's APIs: `resource_endpoint` is a device plugin, `claims_endpoint` a driver of claims.
+docs/adr/0052 and 0114 have the decisions and what was rejected.
 """

@@ -116,9 +116,8 @@ class Port:
 
     def adopt_listener(self, listener: socket.socket) -> None:
         """Goes on with LISTENER, which another process has put in place."""
-        listener.listen(
-            _BACKLOG
-        )  # from now on it is this process that a peer is shown, as `sockets.is_mine` needs
+        # From now on peers are shown this process and no longer the one before: `sockets.is_mine` goes by that.
+        listener.listen(_BACKLOG)
         self._listen(listener)
 
     def adopt(self, peer_socket: socket.socket, connection: Connection) -> Peer:
