@@ -270,7 +270,7 @@ def test_an_error_is_repeated_with_the_ordinary_resync(begin, api):
 
 def test_a_change_of_the_pods_metadata_brings_the_next_call(begin, api):
     kubelet, driver = begin(resync_s=3600, news_s=0.05)
-    rooms = iter(["no room", ""])
+    rooms = iter(["no room", "no room", ""])
     driver.on_prepare = lambda claim, context: next(rooms)
     pod = kubelet.create_pod(using("p", shared(api)))
     wait_until(lambda: pod.events)
@@ -278,8 +278,12 @@ def test_a_change_of_the_pods_metadata_brings_the_next_call(begin, api):
     time.sleep(0.2)
     assert len(driver.named(PREPARE)) == 1, "its status is no news"
     api.annotate("default", "p", **{"gigaslice.io/wake": "1"})
+    wait_until(lambda: len(driver.named(PREPARE)) == 2)
+    time.sleep(0.2)
+    assert len(driver.named(PREPARE)) == 2, "a change brings one call"
+    api.annotate("default", "p", **{"gigaslice.io/wake": "2"})
     running(pod)
-    assert len(driver.named(PREPARE)) == 2
+    assert len(driver.named(PREPARE)) == 3
 
 
 def test_a_change_during_the_call_counts(begin, api):
@@ -349,7 +353,7 @@ def test_slices_stay_where_the_driver_is_back_in_time(begin, api):
     driver.kill()
     time.sleep(0.3)
     driver.start()
-    wait_until(lambda: kubelet.claims.plugins.find(driver.name).connected)
+    wait_until(lambda: any(one.connected for one in kubelet.claims.plugins.instances(driver.name)))
     time.sleep(1.6)
     assert api.all("resourceslices")
     driver.kill()
@@ -363,7 +367,7 @@ def test_the_newest_instance_has_the_calls_and_the_older_one_gets_them_back(begi
     pod = running(kubelet.run_pod(using("p", claims)))
     assert (len(new.named(PREPARE)), len(old.named(PREPARE))) == (1, 0)
     new.kill()
-    wait_until(lambda: kubelet.claims.plugins.find(old.name).endpoint == str(old.endpoint))
+    wait_until(lambda: not kubelet.claims.plugins.instances(old.name)[-1].connected)
     kubelet.delete_pod(pod)
     assert old.named(UNPREPARE) == [("shared",)]
     time.sleep(30 * SCALE * 2)
