@@ -161,7 +161,8 @@ class FakeKubelet:
         registry = Registry(self.plugin_directory, manager, settings.dial_timeout_s)
         claims = None
         if self.api is not None:
-            self.cdi_directory.mkdir(exist_ok=True)
+            for directory in (self.cdi_directory, self.plugins_registry, self.directory / "plugins"):
+                directory.mkdir(exist_ok=True)
             claims = ClaimManager(self.api, NODE, self.plugins_registry, self._claims, settings.claims)
         resources = PodResources(self.pod_resources_socket, manager, self.active_pods, claims)
         loop = SyncLoop(
