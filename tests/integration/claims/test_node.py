@@ -1,0 +1,71 @@
+"""A node that serves claims, from the slice to the limits of a container and back."""
+
+from __future__ import annotations
+
+from tests.fakes.kubeapi.device_documents import request_document
+from tests.fakes.kubelet import ContainerSpec
+from tests.fakes.nodes import GIB
+from tests.integration.agent.conftest import gpu_limits, wait_until
+from tests.integration.claims.node import gpus_of
+from tests.native.running import SUCCESS
+
+
+def test_a_claim_becomes_the_limits_of_its_container_and_ends_with_the_pod(begin):
+    claims = begin(gpus=2)
+    pod = claims.run("train", memory="8Gi")
+    (result,) = claims.claim_of(pod)["status"]["allocation"]["devices"]["results"]
+    (limits,) = gpu_limits(pod.container())
+    assert limits.memory_bytes == 8 * GIB
+    (gpu,) = gpus_of(pod.container())
+    assert result["device"] == f"gpu-{gpu.removeprefix('GPU-')}"
+    (allocation,) = claims.agent.status()
+    assert allocation["consumers"] == ["default/train/main"]
+    claims.kubelet.delete_pod(pod)
+    wait_until(lambda: not claims.agent.status(), "the end of the allocation")
+    wait_until(lambda: not claims.api.all("resourceclaims"), "the end of the claim")
+
+
+def test_pods_of_one_claim_have_one_share(begin):
+    claims = begin(gpus=1)
+    claims.claim("shared", request_document(memory="4Gi"))
+    pods = [claims.run(name, claims.named("shared")) for name in ("p", "q")]
+    assert len({gpus_of(pod.container()) for pod in pods}) == 1
+    assert len(claims.agent.status()) == 1
+    for pod in pods:
+        claims.kubelet.delete_pod(pod)
+    wait_until(lambda: not claims.agent.status(), "the end of the allocation")
+
+
+def test_first_fit_follows_the_published_order_and_never_gives_too_much(begin):
+    claims = begin(gpus=2, gib=8)
+    first = claims.run("a", memory="5Gi")
+    second = claims.run("b", memory="5Gi")
+    assert gpus_of(first.container()) != gpus_of(second.container())
+    third = claims.create("c", memory="5Gi")
+    wait_until(lambda: third.reason == "Unschedulable", "the refusal")
+    claims.kubelet.delete_pod(first)
+    third.wait("Running")
+
+
+def test_what_a_forced_deletion_frees_waits_for_its_processes(begin, driver, program):
+    """The allocator gives the GPU away at once, while programs still have its memory."""
+    claims = begin(gpus=2, gib=22, machine=driver)
+    first, _ = (claims.run(name, memory="20Gi") for name in ("a", "b"))
+    client = program(first.container())
+    assert client.do("alloc a", 10 * GIB).code == SUCCESS
+    claims.kubelet.delete_pod(first, force=True)
+    second = claims.create("c", memory="20Gi")
+    wait_until(lambda: len(claims.kubelet.claims.names("NodePrepareResources")) == 3, "the call")
+    wait_until(lambda: claims.kubelet.claims.names("NodeUnprepareResources"), "the end of the first")
+    assert not second.container().runs
+    client.kill()
+    second.wait("Running")
+    assert gpus_of(second.container()) == gpus_of(first.container())
+
+
+def test_a_container_without_the_claim_has_nothing_of_it(begin):
+    claims = begin(gpus=1)
+    containers = (ContainerSpec("main", claims=("vgpu",)), ContainerSpec("log"))
+    pod = claims.run("p", containers=containers, memory="2Gi")
+    assert gpu_limits(pod.container("main"))[0].memory_bytes == 2 * GIB
+    assert not pod.container("log").started.mounts
