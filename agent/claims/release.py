@@ -3,16 +3,19 @@
 The call comes when the last pod of a claim has ended on this node, so there is nothing to find out, and an error would
 keep the pod Terminating. What processes still hold counts until they have ended (`AllocationService.release`). Two
 things go beyond the call. On Kubernetes 1.36 a pod can attach to a claim while it is being unprepared, and then runs
-with what was prepared: while the API server shows such a pod, the claim stays. And a claim that ended while the kubelet
-or this agent was away gets no call: records are compared with the API server's claims, by UID.
+with what was prepared: while the API server shows such a pod, or a process has the claim's files mounted, the claim
+stays. And a claim that ended while the kubelet or this agent was away may get no call: records are compared with the
+API server's claims, by UID. That alone ends nothing while a container lives: an object that was deleted by force is
+gone at once, and its container may use the GPU until the kubelet has stopped it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from agent.accounting.presence import Presence, find_mounted
 from agent.allocation.service import AllocationService
 from agent.apiserver import Cluster
 from agent.claims.cdi_files import CdiFiles
@@ -30,7 +33,9 @@ from gigaslice.runtime.wakeup import Alarm
 __all__ = ["ClaimRelease"]
 
 _ROUND_SECONDS = 1.0  # between two looks at what has ended while its processes live
-_COMPARE_SECONDS = 60.0  # between two comparisons of claims without a pod with the API server's
+_COMPARE_SECONDS = (
+    60.0  # that a claim has no pod before it is compared with the API server's, and between two times
+)
 _READ_SECONDS = 5.0
 
 
@@ -46,6 +51,7 @@ class ClaimRelease:
         cdi: CdiFiles,
         *,
         preparing: Callable[[str], bool],
+        present: Callable[[Collection[str]], Presence] = find_mounted,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Initializes it.
@@ -57,6 +63,7 @@ class ClaimRelease:
             claims: Reads claims.
             cdi: The files for the container runtime.
             preparing: Whether a claim of that UID is being prepared now.
+            present: Finds the allocations that processes of the node have mounted. Blocks.
             clock: Seconds that never go back.
         """
         self._store = store
@@ -65,6 +72,7 @@ class ClaimRelease:
         self._claims = claims
         self._cdi = cdi
         self._preparing = preparing
+        self._present = present
         self._clock = clock
         self._attached: dict[str, ClaimName] = {}  # unprepared, while a pod had attached
         self._compare_at: dict[str, float] = {}  # by UID
@@ -74,12 +82,11 @@ class ClaimRelease:
 
     async def unprepare(self, name: ClaimName) -> str:
         """Gives a claim up. Returns why that failed; an empty text where it is done, or was before."""
-        pods = self._live_pods(name.namespace, name.name) if of_claim(self._store.table, name.uid) else ()
-        if pods:
+        if not of_claim(self._store.table, name.uid):
+            self._attached.pop(name.uid, None)
+        elif users := await self._users(name.uid, name.namespace, name.name):
             self._attached[name.uid] = name
-            self._log.info(
-                "claim unprepared while pods have it", claim=str(name), pods=[str(pod) for pod in pods]
-            )
+            self._log.info("claim unprepared while pods have it", claim=str(name), users=users)
             self._alarm.ring()
             return ""
         try:
@@ -110,8 +117,7 @@ class ClaimRelease:
     async def look(self) -> None:
         """Finishes what has ended, and finds what ended without a call."""
         for uid, name in list(self._attached.items()):
-            if not self._live_pods(name.namespace, name.name):
-                del self._attached[uid]
+            if not await self._users(uid, name.namespace, name.name) and uid in self._attached:
                 self._release(uid)
         ended = [
             allocation.id
@@ -144,6 +150,14 @@ class ClaimRelease:
             and any(own.claim == claim for own in pod.claims)
         )
 
+    async def _users(self, uid: str, namespace: str, claim: str) -> list[str]:
+        """Returns who still has a claim: pods, or where the API server shows none, containers on this node."""
+        if pods := self._live_pods(namespace, claim):
+            return [str(pod) for pod in pods]
+        ids = frozenset(allocation.id for allocation, _ in of_claim(self._store.table, uid))
+        mounted = (await asyncio.to_thread(self._present, ids)).mounted if ids else ()
+        return [f"processes with allocation {allocation_id[:8]}" for allocation_id in sorted(mounted)]
+
     def _release(self, uid: str) -> None:
         self._attached.pop(uid, None)
         self._service.release([allocation.id for allocation, _ in of_claim(self._store.table, uid)])
@@ -167,7 +181,7 @@ class ClaimRelease:
             ]
             if pods or self._preparing(uid) or uid in self._attached:
                 self._compare_at.pop(uid, None)
-            elif self._clock() >= self._compare_at.get(uid, -1.0):
+            elif self._clock() >= self._compare_at.setdefault(uid, self._clock() + _COMPARE_SECONDS):
                 self._compare_at[uid] = self._clock() + _COMPARE_SECONDS
                 await self._compare_claim(origin)
 
@@ -178,7 +192,8 @@ class ClaimRelease:
             return  # it may still be there
         if claim is not None and claim.uid == origin.uid and claim.reserved_for:
             return
-        if self._preparing(origin.uid):
+        users = await self._users(origin.uid, origin.namespace, origin.claim)
+        if users or self._preparing(origin.uid):
             return
         self._log.info("claim is gone; released", claim=str(origin), uid=origin.uid)
         self._release(origin.uid)

@@ -287,9 +287,7 @@ async def _ask_for_claims(client: KubeClient) -> Finding:
         return Finding("warn", subject, str(failure), "see the API server's log")
     if not wakes:
         text = "the agent may not annotate pods: memory that becomes free may idle for 72 seconds"
-        return Finding(
-            "warn", subject, text, "apply deploy/claims.yaml, or the chart with node.api=dra"
-        )
+        return Finding("warn", subject, text, "apply deploy/claims.yaml, or the chart with node.api=dra")
     return Finding("ok", subject, "the cluster has them")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from agent.accounting.presence import Presence
 from agent.allocation.service import AllocationService
 from agent.allocation.start import StartChecks
 from agent.allocation.start_wait import StartTimes, StartWaiter
@@ -135,6 +136,7 @@ class ClaimNode:
             allocated=lambda: None,
         )
         self.now = 0.0
+        self.mounted: set[str] = set()
         self.release = ClaimRelease(
             self.store,
             service,
@@ -142,6 +144,7 @@ class ClaimNode:
             self.claims,
             self.cdi,
             preparing=self.preparation.preparing,
+            present=lambda ids: Presence(frozenset(ids) & self.mounted, others=True),
             clock=lambda: self.now,
         )
         self.service = Claims(self.preparation, self.release)

@@ -102,22 +102,54 @@ def test_what_ended_without_a_call_is_found_by_comparing(node, prepared, change)
     else:
         node.claims.put(replace(prepared, reserved_for=()))
     run(node.release.look())
+    assert node.store.table.allocations, "the kubelet's call may be on its way"
+    node.now = 60.0
+    run(node.release.look())
+    assert not node.store.table.allocations
+
+
+def test_a_container_of_a_pod_that_was_deleted_by_force_keeps_what_it_has(node, prepared):
+    """Its object and its claim are gone at once, and it may open the GPU until the kubelet has stopped it."""
+    (allocation,) = node.store.table.allocations
+    node.claims.by_name.clear()
+    node.mounted = {allocation.id}
+    for node.now in (0.0, 60.0, 120.0):
+        run(node.release.look())
+    assert node.store.table.allocations and node.cdi.claims()
+    node.mounted = set()
+    node.now = 180.0
+    run(node.release.look())
+    assert not node.store.table.allocations
+
+
+def test_a_container_that_runs_with_it_keeps_what_is_unprepared(node, prepared):
+    """The pod that attached may have been deleted since, or the API server may be away."""
+    (allocation,) = node.store.table.allocations
+    node.mounted = {allocation.id}
+    node.cluster.synced = False
+    assert run(node.unprepare(prepared)) == [""]
+    run(node.release.look())
+    assert node.store.table.allocations
+    node.mounted = set()
+    run(node.release.look())
     assert not node.store.table.allocations
 
 
 def test_what_is_reserved_or_not_known_is_kept(node, prepared):
     run(node.release.look())
-    assert node.store.table.allocations, "reserved for a pod that the watch does not show yet"
-    node.claims.failure = ApiFailure("away")
     node.now = 61.0
     run(node.release.look())
-    node.claims.failure = ValueError("nonsense")
+    assert node.store.table.allocations, "reserved for a pod that the watch does not show yet"
+    node.claims.failure = ApiFailure("away")
     node.now = 122.0
+    run(node.release.look())
+    node.claims.failure = ValueError("nonsense")
+    node.now = 183.0
     run(node.release.look())
     node.claims.failure = None
     node.claims.by_name.clear()
     node.cluster.synced = False
-    node.now = 183.0
+    node.now = 244.0
     run(node.release.look())
     assert node.store.table.allocations
     node.cluster.synced = True
@@ -127,8 +159,7 @@ def test_what_is_reserved_or_not_known_is_kept(node, prepared):
 
 def test_claims_are_compared_once_a_minute(node, prepared):
     before = node.claims.reads
-    for now in (0.0, 1.0, 59.0):
-        node.now = now
+    for node.now in (0.0, 1.0, 60.0, 61.0, 119.0):
         run(node.release.look())
     assert node.claims.reads == before + 1
 
