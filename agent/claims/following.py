@@ -7,7 +7,9 @@ runtime's files may lie on a tmpfs that somebody empties; the kubelet would neve
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
 
 from agent.apiserver import Cluster
 from agent.claims.cdi_files import CdiFiles
@@ -15,15 +17,17 @@ from agent.claims.claim_events import ClaimEvents
 from agent.persistence.store import Store
 from agent.providers.container_edits import ContainerEdits
 from gigaslice.core.allocation.table import Allocation
-from gigaslice.core.claims.consumers import claim_consumers, misuse
+from gigaslice.core.claims.consumers import claim_consumers, misuse, pods_by_claim
 from gigaslice.core.claims.origin import ClaimOrigin, claim_of, with_consumers
 from gigaslice.core.errors import GigasliceError
+from gigaslice.core.model import Pod
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["ClaimFollowing"]
 
-_ROUND_SECONDS = 5.0
+_ROUND_SECONDS = 5.0  # between two looks at the runtime's files
+_TOGETHER = 0.1  # seconds in which changes of pods become one
 
 
 class ClaimFollowing:
@@ -51,15 +55,19 @@ class ClaimFollowing:
 
     async def run(self) -> None:
         """Works until cancelled."""
+        due = time.monotonic()
         while True:
             try:
-                self.restore_files()
+                if time.monotonic() >= due:
+                    due = time.monotonic() + _ROUND_SECONDS
+                    self.restore_files()
                 self.follow()
                 self._reported.over("failed")
             except GigasliceError as error:
                 if self._reported.new("failed", str(error)):
                     self._log.error("claims not followed", detail=str(error))
-            await self._cluster.news(_ROUND_SECONDS)
+            if await self._cluster.news(max(0.0, due - time.monotonic())):
+                await asyncio.sleep(_TOGETHER)
 
     def restore_files(self) -> None:
         """Makes the runtime's files say what the allocation table says. Raises StorageError."""
@@ -76,38 +84,43 @@ class ClaimFollowing:
         if not self._cluster.synced:
             return
         groups: dict[str, list[tuple[Allocation, ClaimOrigin]]] = {}
+        ours: dict[str, set[str]] = {}
         for allocation, origin in self._claims():
             groups.setdefault(origin.uid, []).append((allocation, origin))
-        changed = [
-            followed
-            for of_claim in groups.values()
-            for allocation, followed in self._followed(of_claim)
-            if followed is not allocation
-        ]
+            ours.setdefault(origin.namespace, set()).add(origin.claim)
+        pods = pods_by_claim(pod for pod in self._cluster.pods.values() if not pod.terminal)
+        uids = {pod.uid for pod in self._cluster.pods.values()}
+        self._told = {(uid, sentence) for uid, sentence in self._told if uid in uids}
+        changed = []
+        for of_claim in groups.values():
+            origin = of_claim[0][1]
+            having = pods.get((origin.namespace, origin.claim), [])
+            self._tell(having, of_claim, ours[origin.namespace])
+            changed += [
+                followed
+                for allocation, followed in self._followed(of_claim, having)
+                if followed is not allocation
+            ]
         if changed:
             self._store.update(self._store.table.replaced(changed))
             for allocation in changed:
                 self._store.write_owner(allocation)
 
-    def _followed(
-        self, of_claim: list[tuple[Allocation, ClaimOrigin]]
-    ) -> list[tuple[Allocation, Allocation]]:
-        first = of_claim[0][1]
-        requests = [request for _, origin in of_claim for request in origin.requests]
-        pods = [
-            pod
-            for pod in self._cluster.pods.values()
-            if pod.namespace == first.namespace and not pod.terminal and pod.users_of(first.claim)
-        ]
+    def _tell(
+        self, pods: Sequence[Pod], of_claim: Sequence[tuple[Allocation, ClaimOrigin]], ours: Collection[str]
+    ) -> None:
+        """Tells pods that do not fit what was prepared, each once."""
+        groups = [origin.requests for _, origin in of_claim]
         for pod in pods:
-            sentence = misuse(
-                pod, first.claim, [origin.requests for _, origin in of_claim], self._ours(first.namespace)
-            )
+            sentence = misuse(pod, of_claim[0][1].claim, groups, ours)
             if sentence is not None and (pod.uid, sentence) not in self._told:
                 self._told.add((pod.uid, sentence))
                 self._events.impossible([pod], sentence)
-        uids = {pod.uid for pod in self._cluster.pods.values()}
-        self._told = {(uid, sentence) for uid, sentence in self._told if uid in uids}
+
+    def _followed(
+        self, of_claim: Sequence[tuple[Allocation, ClaimOrigin]], pods: Sequence[Pod]
+    ) -> list[tuple[Allocation, Allocation]]:
+        requests = [request for _, origin in of_claim for request in origin.requests]
         return [
             (
                 allocation,
@@ -118,9 +131,6 @@ class ClaimFollowing:
             )
             for allocation, origin in of_claim
         ]
-
-    def _ours(self, namespace: str) -> set[str]:
-        return {origin.claim for _, origin in self._claims() if origin.namespace == namespace}
 
     def _claims(self) -> list[tuple[Allocation, ClaimOrigin]]:
         return [

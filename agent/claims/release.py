@@ -22,6 +22,7 @@ from agent.claims.cdi_files import CdiFiles
 from agent.claims.claim_reader import ClaimReader
 from agent.claims.messages import ClaimName
 from agent.persistence.store import Store
+from gigaslice.core.claims.consumers import pods_by_claim
 from gigaslice.core.claims.origin import ClaimOrigin, claim_of, of_claim
 from gigaslice.core.errors import GigasliceError
 from gigaslice.core.model import Pod
@@ -173,13 +174,10 @@ class ClaimRelease:
             if origin is not None and not allocation.ended:
                 claims[origin.uid] = origin
         self._compare_at = {uid: due for uid, due in self._compare_at.items() if uid in claims}
+        pods = pods_by_claim(self._cluster.pods.values())
         for uid, origin in claims.items():
-            pods = [
-                pod
-                for pod in self._cluster.pods.values()
-                if pod.namespace == origin.namespace and any(own.claim == origin.claim for own in pod.claims)
-            ]
-            if pods or self._preparing(uid) or uid in self._attached:
+            having = pods.get((origin.namespace, origin.claim))
+            if having or self._preparing(uid) or uid in self._attached:
                 self._compare_at.pop(uid, None)
             elif self._clock() >= self._compare_at.setdefault(uid, self._clock() + _COMPARE_SECONDS):
                 self._compare_at[uid] = self._clock() + _COMPARE_SECONDS

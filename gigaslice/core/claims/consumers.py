@@ -12,7 +12,16 @@ from collections.abc import Iterable, Sequence
 from gigaslice.core.allocation.consumer import Consumer, ContainerRef
 from gigaslice.core.model import ContainerKind, Pod, PodContainer
 
-__all__ = ["claim_consumers", "claim_groups", "misuse"]
+__all__ = ["claim_consumers", "claim_groups", "misuse", "pods_by_claim"]
+
+
+def pods_by_claim(pods: Iterable[Pod]) -> dict[tuple[str, str], list[Pod]]:
+    """Returns the pods that have each claim, by the claim's namespace and name."""
+    having: dict[tuple[str, str], list[Pod]] = {}
+    for pod in pods:
+        for name in dict.fromkeys(own.claim for own in pod.claims if own.claim):
+            having.setdefault((pod.namespace, name), []).append(pod)
+    return having
 
 
 def claim_groups(requests: Sequence[str], pods: Iterable[Pod], claim: str) -> tuple[tuple[str, ...], ...]:
