@@ -30,6 +30,7 @@ from agent.roles.gpu_wait import read_bus
 from gigaslice.core import units
 from gigaslice.core.claims.names import DRIVER
 from gigaslice.core.errors import GigasliceError, MissingError
+from gigaslice.core.kube.decode import parse_pod
 from gigaslice.core.kube.fields import object_at
 from gigaslice.core.limits.driver_limit_messages import SupportAnswer
 from gigaslice.core.text import plain
@@ -242,7 +243,7 @@ async def _ask(access: Access, config: Config, where: str) -> list[Finding]:
         answer = await _ask_api(client, config, where)
         if answer.level == "fail":
             return [answer]
-        claims = [await _ask_for_claims(client)] if config.api == "dra" else []
+        claims = [await _ask_for_claims(client, config.node_name)] if config.api == "dra" else []
         return [answer, *claims, await _try_publishing(client, config.node_name)]
 
 
@@ -273,11 +274,14 @@ async def _ask_api(client: KubeClient, config: Config, where: str) -> Finding:
     return Finding("ok", "API server", f"{where}; it lets us in")
 
 
-async def _ask_for_claims(client: KubeClient) -> Finding:
-    """Whether the cluster has claims to devices at all, and lets pods be woken that wait with one."""
+async def _ask_for_claims(client: KubeClient, node: str) -> Finding:
+    """Whether the cluster has claims to devices at all, lets pods be woken that wait with one, and who waits now."""
     subject = "claims"
     try:
-        await client.request("GET", object_path("apis", "resource.k8s.io", "v1"))
+        await client.request(
+            "GET", object_path("apis", "resource.k8s.io", "v1", "resourceslices"), {"limit": "1"}
+        )
+        waiting = await _waiting_with_claims(client, node)
         wakes = await _allowed(client, ("patch", "pods"))
     except ApiFailure as failure:
         if failure.status == NOT_FOUND:
@@ -288,7 +292,27 @@ async def _ask_for_claims(client: KubeClient) -> Finding:
     if not wakes:
         text = "the agent may not annotate pods: memory that becomes free may idle for 72 seconds"
         return Finding("warn", subject, text, "apply deploy/claims.yaml, or the chart with node.api=dra")
-    return Finding("ok", subject, "the cluster has them")
+    if waiting:
+        remedy = (
+            "kubectl describe tells why each; one that is to be deleted waits for the kubelet and this agent"
+        )
+        return Finding("warn", subject, f"pods of this node wait with claims: {', '.join(waiting)}", remedy)
+    return Finding("ok", subject, "the cluster has them, and no pod of this node waits with one")
+
+
+async def _waiting_with_claims(client: KubeClient, node: str) -> list[str]:
+    """The pods of a node that have claims, and have not started or are to be deleted, with which of the two."""
+    query = {"fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
+    answer = await client.request("GET", object_path("api", "v1", "pods"), query, most=_MAX_LIST_BYTES)
+    waiting = []
+    for document in answer.document().get("items") or ():
+        try:
+            pod = parse_pod(document)
+        except ValueError:
+            continue
+        if pod.claims and (pod.ending or pod.phase == "Pending"):
+            waiting.append(f"{pod} ({'Terminating' if pod.ending else 'Pending'})")
+    return sorted(waiting)
 
 
 def _check_claim_directories(config: Config) -> Iterator[Finding]:

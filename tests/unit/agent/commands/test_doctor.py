@@ -7,6 +7,7 @@ import socket
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,7 @@ from agent import config
 from agent.commands import node_checks
 from gigaslice.core.errors import MissingError
 from gigaslice_cli import frame
-from tests.fakes.kubeapi import NODE, ApiServer, Fault
+from tests.fakes.kubeapi import NODE, ApiServer, Fault, pod_document
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.nodes import inventory, uuid
 from vcuda.doctor import Finding
@@ -290,3 +291,70 @@ def test_where_nobody_sets_limits_the_library_does(settings, mode, level):
 
 def test_limits_that_are_off_are_not_asked_for(settings):
     assert findings(settings(driver_limits="off"))["driver limits"].level == "ok"
+
+
+@pytest.fixture
+def claims(api, tmp_path):
+    """What is found about claims, of a kubelet whose directory is in order."""
+    server, find = api
+    for name in ("plugins_registry", "plugins", "cdi"):
+        (tmp_path / name).mkdir()
+    where = {"kubelet-root": str(tmp_path), "cdi-dir": str(tmp_path / "cdi"), "api": "dra"}
+    return server, lambda subject="claims", **more: find(subject, **(where | more))
+
+
+def test_a_node_that_may_serve_claims(claims):
+    server, find = claims
+    found = find()
+    assert found.level == "ok" and "no pod of this node waits" in found.text
+    server.put("pods", {**pod_document("a"), "spec": {"nodeName": NODE, "containers": []}})
+    assert find().level == "ok", "a pod without a claim"
+
+
+def test_who_waits_with_a_claim_is_named(claims):
+    server, find = claims
+    for name, ending in (("late", False), ("stuck", True)):
+        document = pod_document(name)
+        document["spec"] |= {"nodeName": NODE, "resourceClaims": [{"name": "g", "resourceClaimName": "c"}]}
+        document["status"] = {"phase": "Running" if ending else "Pending"}
+        if ending:
+            document["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        server.put("pods", document)
+    found = find()
+    assert found.level == "warn"
+    assert found.text.endswith("default/late (Pending), default/stuck (Terminating)")
+
+
+@pytest.mark.parametrize(
+    ("right", "subject", "level"),
+    [
+        (("get", "resourceclaims"), "API server", "fail"),
+        (("update", "resourceslices"), "API server", "fail"),
+        (("patch", "pods"), "claims", "warn"),
+    ],
+)
+def test_rights_for_claims_that_are_missing_are_named(claims, right, subject, level):
+    server, find = claims
+    server.answers.refused_rights = {right}
+    found = find(subject)
+    assert found.level == level
+    assert "72 seconds" in found.text if subject == "claims" else " ".join(right) in found.text
+
+
+def test_a_cluster_without_claims_is_no_place_for_them(claims):
+    server, find = claims
+    server.faults.append(Fault("GET", "/resourceslices", 404))
+    found = find()
+    assert found.level == "fail" and "--api=device-plugin" in found.remedy
+
+
+@pytest.mark.parametrize("missing", ["plugins_registry", "plugins"])
+@pytest.mark.usefixtures("claims")
+def test_directories_that_are_not_mounted_are_named(tmp_path, missing):
+    (tmp_path / missing).rmdir()
+    assert any(
+        finding.level == "fail" and str(tmp_path / missing) in finding.text
+        for finding in node_checks._check_claim_directories(
+            SimpleNamespace(kubelet_root=tmp_path, cdi_dir=tmp_path / "cdi")
+        )
+    )
