@@ -5,8 +5,11 @@ A scan can hang with its driver, so every scan here runs in a thread that the pr
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
+from typing import Any
 
 from agent.config import Config
 from agent.deviceplugin import messages
@@ -28,8 +31,13 @@ _SCAN_AGAIN_SECONDS = 2.0  # the kubelet's calls wait meanwhile
 _MAX_SLICES = 200_000  # the largest list that fits a message has fewer; more would not even fit the memory
 
 
-def find(config: Config) -> tuple[Source, Inventory] | None:
-    """The GPUs and their source, after waiting for them where CONFIG says so; None when asked to end meanwhile."""
+def find(
+    config: Config, meanwhile: Callable[[asyncio.Event], Coroutine[Any, Any, None]] | None = None
+) -> tuple[Source, Inventory] | None:
+    """The GPUs and their source, after waiting for them where CONFIG says so; None when asked to end meanwhile.
+
+    MEANWHILE works beside the waiting, until its event is set.
+    """
 
     def scan() -> tuple[Source, Inventory]:
         source = _source(config)  # a driver that has changed is opened anew
@@ -47,6 +55,7 @@ def find(config: Config) -> tuple[Source, Inventory] | None:
         config,
         # a dead socket there reads as a fault
         begins=lambda: sockets.remove_dead(config.kubelet_dir / config.socket_name),
+        meanwhile=meanwhile,
     )
     return wait.until_found(exits=config.without_gpus == "exit")
 

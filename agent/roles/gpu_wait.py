@@ -13,12 +13,12 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from agent.config import Config
 from agent.inventory import sysfs
@@ -89,7 +89,8 @@ class GpuWait(Generic[T]):
     """Waits until SCAN finds GPUs, which it shows by not raising MissingError.
 
     BUS reads the kernel's view. CONFIG says how often to scan, and where metrics and probes are served. BEGINS is
-    called before it waits. TIMES: how long a driver may take.
+    called before it waits. MEANWHILE works beside it until its event is set, and then ends by itself. TIMES: how long a
+    driver may take.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class GpuWait(Generic[T]):
         config: Config,
         begins: Callable[[], None] = lambda: None,
         *,
+        meanwhile: Callable[[asyncio.Event], Coroutine[Any, Any, None]] | None = None,
         times: GpuWaitTimes = GpuWaitTimes(),
     ) -> None:
         self._scan = scan
@@ -110,6 +112,7 @@ class GpuWait(Generic[T]):
         self._logged = LogOnce()
         self._driver_scans = 0
         self._begins = begins
+        self._meanwhile = meanwhile
         self._times = times
         self._since: float | None = None  # when the scan began that has not ended yet
         self._http = endpoints(config, self.collect, self.unready, node=config.node)
@@ -179,14 +182,20 @@ class GpuWait(Generic[T]):
     ) -> T | None:
         if first is not None:
             self._log_reason(first)
-        stop, answers = set_at_signals(asyncio.Event()), list[T]()
+        stop, over, answers = set_at_signals(asyncio.Event()), asyncio.Event(), list[T]()
+        meanwhile = asyncio.ensure_future(self._meanwhile(over)) if self._meanwhile is not None else None
 
         async def search() -> None:
-            answer = await self._first(scanning, stop, exits=exits) if scanning else None
-            while answer is None and not stop.is_set():
-                if not await set_within(stop, self._interval):
-                    answer = await self._outcome(scan_in_thread(self.scan), stop, self._times.log)
-            answers.extend([] if answer is None else [answer])
+            try:
+                answer = await self._first(scanning, stop, exits=exits) if scanning else None
+                while answer is None and not stop.is_set():
+                    if not await set_within(stop, self._interval):
+                        answer = await self._outcome(scan_in_thread(self.scan), stop, self._times.log)
+                answers.extend([] if answer is None else [answer])
+            finally:
+                over.set()
+                if meanwhile is not None:
+                    await asyncio.gather(meanwhile)
 
         await run_together("search", {"search": search(), "http": self._http.run()})
         return (

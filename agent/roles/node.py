@@ -20,6 +20,7 @@ from agent.inventory.source import Source
 from agent.link import Link
 from agent.persistence.store import Store
 from agent.roles import discovery
+from agent.roles.claims_without_gpus import ClaimsWithoutGpus
 from agent.roles.node_parts import build
 from agent.roles.records import CODEC
 from agent.roles.serving import serve
@@ -41,35 +42,41 @@ def run(config: Config) -> None:
     limit_arenas()
     os.umask(_UMASK)
     log = start_log("node", config.log_level, config.log_format, config.warnings)
-    source_and_inventory = discovery.find(config)
+    link = Link.open()
+    link.hello(config.log_level, config.log_format)
+    try:
+        again = _run(config, link)
+    finally:
+        link.close()
+    if again:
+        log.info("new type of GPU; starting anew", resource=again)
+        raise SystemExit(supervise.RESTART)
+    log.info("stopped")
+
+
+def _run(config: Config, link: Link) -> str | None:
+    """Finds the GPUs and serves; the resources that the agent is to start anew for. None, too, when asked to end."""
+    without_gpus = ClaimsWithoutGpus(config, link).run if config.api == "dra" else None
+    source_and_inventory = discovery.find(config, without_gpus)
     if source_and_inventory is None:
-        log.info("stopped")
-        return
+        return None
     source, inventory = source_and_inventory
     gpus = InventoryHolder(inventory)
     store = Store(config.state_dir, codec=CODEC, gpu_bytes=gpus.gpu_bytes, ledger_dir=config.ledger_dir)
-    link = Link.open()
-    link.hello(config.log_level, config.log_format)
     try:
         discovery.check_list_fits(inventory, config)
         discovery.check_types(inventory, config)
         _log_start(config, gpus)
         waited = _open(config, store, link)
         if waited is None:
-            log.info("stopped")
-            return
+            return None
         if waited:
             gpus.replace(discovery.scan_again(source, inventory))
         gc.freeze()  # the modules' hundred thousand objects: every later collection would stop all threads for them
-        again = asyncio.run(_serve(config, source, gpus, store, link))
+        return asyncio.run(_serve(config, source, gpus, store, link))
     finally:
         store.close()
         source.close()
-        link.close()
-    if again:
-        log.info("new type of GPU; starting anew", resource=again)
-        raise SystemExit(supervise.RESTART)
-    log.info("stopped")
 
 
 def _log_start(config: Config, gpus: InventoryHolder) -> None:
