@@ -28,6 +28,7 @@ from gigaslice.core.allocation.table import (
     Hold,
     holds_of,
     whole_hold,
+    with_given_cores,
 )
 from gigaslice.core.model import NodeState, Placement, Share
 from gigaslice.core.placement import Policy
@@ -223,6 +224,8 @@ class AllocationService:
             waiting=choice.waiting,
             assigned=request.assigned is not None,
         )
+        if not allocation.origin.may_grow:
+            allocation = with_given_cores(allocation)
         allocation = host_memory.split(table, allocation, self.inventory.gpus)
         return adapter.after(table.with_allocation(allocation)), allocation
 

@@ -90,10 +90,12 @@ def claim_request(
                 f"claim {claim}: {share.slices} slices of {share.gpu}, which has {by_uuid[share.gpu].slices}; delete "
                 "the claim and its pods, so that they are placed again"
             )
+    # A part of a GPU cannot be had alone: the cluster gives out the rest of it.
+    alone = options.exclusive and all(share.slices == by_uuid[share.gpu].slices for share in shares)
     return ClaimRequest(
         AllocationRequest(
             sum(share.slices for share in shares),
-            replace(options, cores=shares[0].cores),
+            replace(options, cores=shares[0].cores, exclusive=alone),
             assigned=shares,
         ),
         ClaimOrigin(

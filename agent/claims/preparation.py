@@ -35,7 +35,7 @@ from gigaslice.core.claims.origin import claim_of, of_claim, with_consumers
 from gigaslice.core.claims.parameters import claim_options
 from gigaslice.core.claims.resource_claim import ResourceClaim
 from gigaslice.core.errors import GigasliceError
-from gigaslice.core.model import AnnotationRights, Pod, RequestOptions, SliceUnit, parse_options
+from gigaslice.core.model import AnnotationRights, Pod, SliceUnit, parse_options
 from gigaslice.kubeapi.failures import ApiFailure
 from gigaslice.runtime.logs import get_logger
 
@@ -259,7 +259,11 @@ class ClaimPreparation:
     def _request(self, claim: ResourceClaim, group: Sequence[str], pods: Sequence[Pod]) -> ClaimRequest:
         consumers = claim_consumers(group, pods, claim.name, claim.requests)
         follows = claim.follows_pod and len({consumer.uid for consumer in consumers}) == 1
-        options = self._options(claim, group, pods, consumers[0].ref.container if follows else "")
+        if follows:
+            pod = next(pod for pod in pods if pod.uid == consumers[0].uid)
+            options = parse_options(pod.annotations, consumers[0].ref.container, self._unit, self._rights)
+        else:
+            options = claim_options(claim, group, self._unit, self._rights)
         if options.mistakes:
             raise _RefusedError(f"claim {claim}: {'; '.join(options.mistakes)}")
         return claim_request(
@@ -271,14 +275,6 @@ class ClaimPreparation:
             boot_id=self._boot_id,
             follows_annotations=follows,
         )
-
-    def _options(
-        self, claim: ResourceClaim, group: Sequence[str], pods: Sequence[Pod], container: str
-    ) -> RequestOptions:
-        """Returns what a claim asks for; of one that was made for CONTAINER what the annotations of its pod say."""
-        if container:
-            return parse_options(pods[0].annotations, container, self._unit, self._rights)
-        return claim_options(claim, group, self._unit, self._rights)
 
     # --- waiting ---------------------------------------------------------------------------------------------
 

@@ -272,10 +272,15 @@ class LimitsManager:
             origin = allocation.origin
             if not origin.follows_annotations or origin.undecided or allocation.whole or not allocation.keeps:
                 continue
-            for consumer in allocation.consumers:
-                pod = self._cluster.pod(consumer.ref.namespace, consumer.ref.pod)
-                if pod is not None and consumer.may_be_of(pod) and _is_app(pod, consumer):
-                    self._follow_pod(pod, consumer, allocation)
+            followed = [
+                (pod, consumer)
+                for consumer in allocation.consumers
+                if (pod := self._cluster.pod(consumer.ref.namespace, consumer.ref.pod)) is not None
+                and consumer.may_be_of(pod)
+                and _is_app(pod, consumer)
+            ]
+            if len(followed) == 1:  # of several, nothing says whose annotations are meant
+                self._follow_pod(*followed[0], allocation)
 
     def _follow_pod(self, pod: Pod, consumer: Consumer, allocation: Allocation) -> None:
         applied = self._applied.get(allocation.id)
@@ -319,9 +324,10 @@ class LimitsManager:
                 self._report_annotation(allocation, "InvalidAnnotation", beyond)
                 return
         cores = dict.fromkeys(allocation.quota(), options.cores) if options.cores != policy.cores else {}
+        fixed = not allocation.origin.may_grow  # then its holds say what it was given, and not its options
         kept = (
             allocation
-            if not cores
+            if fixed or not cores
             else replace(allocation, limits=tuple(replace(limit, cores=None) for limit in allocation.limits))
         )
         refusal = live_limits.resized(
@@ -331,7 +337,10 @@ class LimitsManager:
             self._report_annotation(allocation, "GPUResizeDeferred", refusal.detail)
             return
         done = self._change(
-            allocation, live_limits.with_limits(replace(kept, policy=updated), {}, {}), memory, {}
+            allocation,
+            live_limits.with_limits(replace(kept, policy=updated), {}, {}),
+            memory,
+            cores if fixed else {},
         )
         if isinstance(done, live_limits.ResizeRefusal):
             self._report_annotation(allocation, "GPUResizeDeferred", done.detail)

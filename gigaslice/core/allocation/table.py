@@ -33,6 +33,7 @@ __all__ = [
     "LiveLimit",
     "holds_of",
     "whole_hold",
+    "with_given_cores",
 ]
 
 
@@ -340,6 +341,15 @@ def holds_of(placement: Placement, gpus: Sequence[Gpu]) -> tuple[Hold, ...]:
 def whole_hold(gpu: Gpu) -> Hold:
     """What an allocation has of a GPU that it is given as a whole: one slice of the size of the GPU."""
     return Hold(gpu.uuid, gpu.bytes_of(gpu.slices), gpu.bytes_of(gpu.slices))
+
+
+def with_given_cores(allocation: Allocation) -> Allocation:
+    """The allocation, each of whose holds says how much compute it was given: its options can be changed later."""
+    holds = tuple(
+        hold if hold.cores is not None else replace(hold, cores=allocation.policy.cores)
+        for hold in allocation.holds
+    )
+    return replace(allocation, holds=holds)
 
 
 def _number(allocation: Allocation) -> int:

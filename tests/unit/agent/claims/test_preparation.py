@@ -13,7 +13,7 @@ from agent.claims.cdi_files import cdi_name
 from gigaslice.core.claims.names import device_name
 from gigaslice.core.claims.origin import claim_of
 from gigaslice.core.claims.resource_claim import ClaimConfig
-from gigaslice.core.model import ContainerKind
+from gigaslice.core.model import AnnotationRights, ContainerKind
 from gigaslice.kubeapi.failures import ApiFailure
 from tests.fakes.claims_of_node import NODE, claim, claiming, result, user
 from tests.fakes.gpus import GIB, uuid
@@ -161,6 +161,31 @@ def test_a_claim_made_from_one_line_follows_its_pods_annotations(node):
     )
     run(node.prepare(shared))
     assert not node.store.table.allocations[1].origin.follows_annotations, "whose would they be"
+
+
+def test_annotations_are_those_of_the_pod_that_uses_it(node):
+    """Both are reserved for, and each has one of the requests."""
+    first, second = (
+        claiming(name, user("main", f"c/{request}"), annotations={"gigaslice.io/priority": priority})
+        for name, request, priority in (("one", "a", "burstable"), ("two", "b", "best-effort"))
+    )
+    one = node.reserve(claim("c", result(0, 4, "a"), result(1, 4, "b"), follows_pod=True), first, second)
+    assert not run(node.prepare(one))[0].error
+    assert [allocation.policy.priority for allocation in node.store.table.allocations] == [
+        "burstable", "best-effort"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gib", "alone"), [(4, False), (24, True), (None, True)])
+def test_a_part_of_a_gpu_is_not_made_exclusive_by_an_annotation(make_node, gib, alone):
+    """The cluster has counted the part, and gives out the rest."""
+    node = make_node()
+    node.preparation._rights = AnnotationRights.CHECKED
+    pod = claiming("train", annotations={"gigaslice.io/exclusive": "true"})
+    one = node.reserve(claim("c", result(0, gib), follows_pod=True), pod)
+    assert not run(node.prepare(one))[0].error
+    (allocation,) = node.store.table.allocations
+    assert allocation.policy.exclusive is alone
 
 
 @pytest.mark.parametrize(
