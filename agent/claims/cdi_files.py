@@ -47,11 +47,12 @@ class CdiFiles:
         """Returns the UIDs of the claims that have a file. Raises StorageError."""
         with os_errors_as(StorageError, f"cannot read {self._directory}"):
             names = [path.name for path in self._directory.iterdir()] if self._directory.is_dir() else []
-        return frozenset(
+        uids = (
             name.removeprefix(_PREFIX).removesuffix(".json")
             for name in names
             if name.startswith(_PREFIX) and name.endswith(".json")
         )
+        return frozenset(filter(_UID.fullmatch, uids))
 
     def write(self, uid: str, devices: Mapping[str, ContainerEdits]) -> None:
         """Makes the file of a claim say this, in one step. Nothing is written where it says it already.

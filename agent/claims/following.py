@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from agent.apiserver import Cluster
 from agent.claims.cdi_files import CdiFiles
@@ -57,27 +57,42 @@ class ClaimFollowing:
         """Works until cancelled."""
         due = time.monotonic()
         while True:
-            try:
-                if time.monotonic() >= due:
-                    due = time.monotonic() + _ROUND_SECONDS
-                    self.restore_files()
-                self.follow()
-                self._reported.over("failed")
-            except GigasliceError as error:
-                if self._reported.new("failed", str(error)):
-                    self._log.error("claims not followed", detail=str(error))
+            if time.monotonic() >= due:
+                due = time.monotonic() + _ROUND_SECONDS
+                self._attempt(self.restore_files, "files not restored")
+            self._attempt(self.follow, "claims not followed")
             if await self._cluster.news(max(0.0, due - time.monotonic())):
                 await asyncio.sleep(_TOGETHER)
 
+    def _attempt(self, step: Callable[[], None], failed: str) -> None:
+        """Does a step, and reports once where it fails."""
+        try:
+            step()
+            self._reported.over(failed)
+        except GigasliceError as error:
+            if self._reported.new(failed, str(error)):
+                self._log.error(failed, detail=str(error))
+
     def restore_files(self) -> None:
-        """Makes the runtime's files say what the allocation table says. Raises StorageError."""
+        """Makes the runtime's files say what the allocation table says.
+
+        Raises:
+            GigasliceError: One of them cannot be written or removed; the others are in order.
+        """
         devices: dict[str, dict[str, ContainerEdits]] = {}
         for allocation, origin in self._claims():
             devices.setdefault(origin.uid, {})[allocation.id] = self._edits(allocation)
-        for uid, of_claim in devices.items():
-            self._cdi.write(uid, of_claim)
-        for uid in self._cdi.claims() - devices.keys():
-            self._cdi.remove(uid)
+        failure: GigasliceError | None = None
+        for uid in {**devices, **dict.fromkeys(self._cdi.claims())}:
+            try:
+                if uid in devices:
+                    self._cdi.write(uid, devices[uid])
+                else:
+                    self._cdi.remove(uid)
+            except GigasliceError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def follow(self) -> None:
         """Records who uses each claim by now. Raises StorageError."""
@@ -91,9 +106,19 @@ class ClaimFollowing:
         pods = pods_by_claim(pod for pod in self._cluster.pods.values() if not pod.terminal)
         uids = {pod.uid for pod in self._cluster.pods.values()}
         self._told = {(uid, sentence) for uid, sentence in self._told if uid in uids}
+        # Pods show the name of a claim, and mean the last that was made under it.
+        newest = {
+            (origin.namespace, origin.claim): of_claim
+            for of_claim in groups.values()
+            for _, origin in of_claim
+        }
         changed = []
         for of_claim in groups.values():
             origin = of_claim[0][1]
+            last = newest[origin.namespace, origin.claim]
+            if last is not of_claim:
+                changed += _without_consumers(of_claim, last)
+                continue
             having = pods.get((origin.namespace, origin.claim), [])
             self._tell(having, of_claim, ours[origin.namespace])
             changed += [
@@ -138,3 +163,15 @@ class ClaimFollowing:
             for allocation in self._store.table.allocations
             if (origin := claim_of(allocation)) is not None and not allocation.ended
         ]
+
+
+def _without_consumers(
+    of_claim: Iterable[tuple[Allocation, ClaimOrigin]], others: Iterable[tuple[Allocation, ClaimOrigin]]
+) -> list[Allocation]:
+    """Returns those allocations of a claim that were taken for used by the consumers of another one, without these."""
+    theirs = {consumer for _, origin in others for consumer in origin.consumers}
+    return [
+        with_consumers(allocation, [consumer for consumer in origin.consumers if consumer not in theirs])
+        for allocation, origin in of_claim
+        if not theirs.isdisjoint(origin.consumers)
+    ]

@@ -6,7 +6,8 @@ things go beyond the call. On Kubernetes 1.36 a pod can attach to a claim while 
 with what was prepared: while the API server shows such a pod, or a process has the claim's files mounted, the claim
 stays. And a claim that ended while the kubelet or this agent was away may get no call: records are compared with the
 API server's claims, by UID. That alone ends nothing while a container lives: an object that was deleted by force is
-gone at once, and its container may use the GPU until the kubelet has stopped it.
+gone at once, and its container may use the GPU until the kubelet has stopped it. Pods show only the name of a claim,
+which a later claim can have: so what a pod keeps alive is compared too.
 """
 
 from __future__ import annotations
@@ -85,8 +86,9 @@ class ClaimRelease:
         """Gives a claim up. Returns why that failed; an empty text where it is done, or was before."""
         if not of_claim(self._store.table, name.uid):
             self._attached.pop(name.uid, None)
-        elif users := await self._users(name.uid, name.namespace, name.name):
+        elif users := await self._users(name):
             self._attached[name.uid] = name
+            self._compare_at[name.uid] = self._clock() + _COMPARE_SECONDS
             self._log.info("claim unprepared while pods have it", claim=str(name), users=users)
             self._alarm.ring()
             return ""
@@ -118,7 +120,10 @@ class ClaimRelease:
     async def look(self) -> None:
         """Finishes what has ended, and finds what ended without a call."""
         for uid, name in list(self._attached.items()):
-            if not await self._users(uid, name.namespace, name.name) and uid in self._attached:
+            due = self._clock() >= self._compare_at.setdefault(uid, self._clock())
+            if due:
+                self._compare_at[uid] = self._clock() + _COMPARE_SECONDS
+            if not await self._users(name, compared=due) and uid in self._attached:
                 self._release(uid)
         ended = [
             allocation.id
@@ -151,33 +156,54 @@ class ClaimRelease:
             and any(own.claim == claim for own in pod.claims)
         )
 
-    async def _users(self, uid: str, namespace: str, claim: str) -> list[str]:
-        """Returns who still has a claim: pods, or where the API server shows none, containers on this node."""
-        if pods := self._live_pods(namespace, claim):
+    async def _users(self, name: ClaimName, *, compared: bool = True) -> list[str]:
+        """Returns who still has a claim: pods, or where the API server shows none, containers on this node.
+
+        Args:
+            name: The claim.
+            compared: Whether it is asked for the UID of the claim that the pods name.
+        """
+        pods = self._live_pods(name.namespace, name.name)
+        others = bool(pods) and compared and await self._is_another(name)
+        if pods and not others:
             return [str(pod) for pod in pods]
-        ids = frozenset(allocation.id for allocation, _ in of_claim(self._store.table, uid))
+        ids = frozenset(allocation.id for allocation, _ in of_claim(self._store.table, name.uid))
         mounted = (await asyncio.to_thread(self._present, ids)).mounted if ids else ()
-        return [f"processes with allocation {allocation_id[:8]}" for allocation_id in sorted(mounted)]
+        if mounted or others:
+            return [f"processes with allocation {allocation_id[:8]}" for allocation_id in sorted(mounted)]
+        return [str(pod) for pod in self._live_pods(name.namespace, name.name)]  # it may have come meanwhile
+
+    async def _is_another(self, name: ClaimName) -> bool:
+        """Whether the claim of that name is a later one by now, which is what pods have that name it."""
+        try:
+            claim = await self._claims.read(name.namespace, name.name, _READ_SECONDS)
+        except (ApiFailure, ValueError):
+            return False
+        return claim is not None and claim.uid != name.uid
 
     def _release(self, uid: str) -> None:
-        self._attached.pop(uid, None)
         self._service.release([allocation.id for allocation, _ in of_claim(self._store.table, uid)])
         self._cdi.remove(uid)
+        self._attached.pop(uid, None)
 
     async def _compare(self) -> None:
         """Compares claims that no pod of this node shows with those of the API server."""
         if not self._cluster.synced:
             return
         claims: dict[str, ClaimOrigin] = {}
+        newest: dict[tuple[str, str], str] = {}  # by namespace and name, the UID that pods mean
         for allocation in self._store.table.allocations:
             origin = claim_of(allocation)
             if origin is not None and not allocation.ended:
                 claims[origin.uid] = origin
+                newest[origin.namespace, origin.claim] = origin.uid
         self._compare_at = {uid: due for uid, due in self._compare_at.items() if uid in claims}
         pods = pods_by_claim(self._cluster.pods.values())
         for uid, origin in claims.items():
-            having = pods.get((origin.namespace, origin.claim))
-            if having or self._preparing(uid) or uid in self._attached:
+            if uid in self._attached:
+                continue
+            name = (origin.namespace, origin.claim)
+            if (name in pods and newest[name] == uid) or self._preparing(uid):
                 self._compare_at.pop(uid, None)
             elif self._clock() >= self._compare_at.setdefault(uid, self._clock() + _COMPARE_SECONDS):
                 self._compare_at[uid] = self._clock() + _COMPARE_SECONDS
@@ -190,7 +216,7 @@ class ClaimRelease:
             return  # it may still be there
         if claim is not None and claim.uid == origin.uid and claim.reserved_for:
             return
-        users = await self._users(origin.uid, origin.namespace, origin.claim)
+        users = await self._users(ClaimName(origin.namespace, origin.claim, origin.uid))
         if users or self._preparing(origin.uid):
             return
         self._log.info("claim is gone; released", claim=str(origin), uid=origin.uid)

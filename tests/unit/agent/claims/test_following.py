@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 
+import pytest
+
+from gigaslice.core.errors import StorageError
 from tests.fakes.claims_of_node import claim, claiming, result, user
 from vcuda import contract
 
@@ -74,3 +78,48 @@ def test_files_of_claims_that_there_is_no_record_of_go(node, tmp_path):
     node.cdi.write("stray", {})
     node.following.restore_files()
     assert not node.cdi.claims() and foreign.exists()
+
+
+def test_pods_of_a_later_claim_of_that_name_are_its_consumers_alone(node):
+    one = node.reserve(claim("c", result(0, 8)), claiming("a"))
+    asyncio.run(node.prepare(one))
+    node.cluster.pods.clear()
+    node.cluster.put(claiming("b"))
+    node.following.follow()  # before anybody has said which claim that is
+    later = node.reserve(replace(one, uid="uid-2"), claiming("b"))
+    assert not asyncio.run(node.prepare(later))[0].error
+    node.following.follow()
+    assert names(node) == [[], ["default/b/main"]]
+
+
+@pytest.mark.parametrize("name", ["gigaslice.io-vgpu-.json", "gigaslice.io-vgpu-a b.json"])
+def test_files_with_names_of_no_claim_are_left_alone(node, name):
+    one = node.reserve(claim("c", result(0, 8)), claiming("a"))
+    asyncio.run(node.prepare(one))
+    stray = node.cdi.path(one.uid).with_name(name)
+    stray.write_text("{}")
+    node.following.restore_files()
+    assert stray.exists() and node.cdi.claims() == {one.uid}
+
+
+def test_a_file_that_cannot_be_made_keeps_no_other_away(node):
+    one = node.reserve(claim("c", result(0, 8)), claiming("a"))
+    two = node.reserve(claim("d", result(1, 8)), claiming("b", claims=("d",)))
+    asyncio.run(node.prepare(one, two))
+    path = node.cdi.path(one.uid)
+    shutil.rmtree(path.parent)
+    path.mkdir(parents=True)
+    with pytest.raises(StorageError):
+        node.following.restore_files()
+    assert node.cdi.path(two.uid).is_file()
+    node.cluster.put(claiming("late"))
+    task = node.following.run()
+
+    async def story():
+        running = asyncio.ensure_future(task)
+        await asyncio.sleep(0.05)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(story())
+    assert names(node)[0] == ["default/a/main", "default/late/main"]

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from agent.accounting.presence import Presence
+from gigaslice.core.errors import StorageError
 from gigaslice.kubeapi.failures import ApiFailure
 from tests.fakes.claims_of_node import claim, claiming, result
 
@@ -180,3 +182,60 @@ def test_a_claim_that_is_being_prepared_is_not_compared(make_node):
         await asked
 
     run(story())
+
+
+def test_pods_of_a_later_claim_of_that_name_keep_nothing(node, prepared):
+    """A pod was deleted by force and made anew with its claim before the kubelet has ended the first."""
+    later = node.reserve(replace(prepared, uid="uid-2"), claiming("next"))
+    assert run(node.unprepare(prepared)) == [""]
+    assert not node.store.table.allocations
+    assert not run(node.prepare(later))[0].error
+
+
+def test_which_claim_a_pod_has_is_asked_again_where_nothing_could_be_read(node, prepared):
+    node.reserve(replace(prepared, uid="uid-2"), claiming("next"))
+    node.claims.failure = ApiFailure("away")
+    assert run(node.unprepare(prepared)) == [""]
+    assert node.store.table.allocations
+    node.claims.failure = None
+    for node.now in (0.0, 59.0):
+        run(node.release.look())
+    assert node.store.table.allocations, "once a minute"
+    node.now = 60.0
+    run(node.release.look())
+    assert not node.store.table.allocations
+
+
+def test_without_a_call_a_claim_ends_though_pods_have_a_later_one_of_that_name(node, prepared):
+    later = node.reserve(replace(prepared, uid="uid-2"), claiming("next"))
+    assert not run(node.prepare(later))[0].error
+    for node.now in (0.0, 60.0):
+        run(node.release.look())
+    assert [allocation.origin.uid for allocation in node.store.table.allocations] == ["uid-2"]
+
+
+def test_a_pod_that_comes_while_processes_are_looked_for_keeps_it(node, prepared, monkeypatch):
+    def present(ids):
+        node.cluster.put(claiming("late"))
+        return Presence(frozenset(), others=True)
+
+    monkeypatch.setattr(node.release, "_present", present)
+    assert run(node.unprepare(prepared)) == [""]
+    assert node.store.table.allocations
+
+
+def test_what_could_not_be_recorded_is_tried_again(node, prepared, monkeypatch):
+    node.cluster.put(claiming("late"))
+    run(node.unprepare(prepared))
+    node.cluster.pods.clear()
+    with monkeypatch.context() as broken:
+        broken.setattr(node.store, "release", _fails)
+        with pytest.raises(StorageError):
+            run(node.release.look())
+        assert node.store.table.allocations
+    run(node.release.look())
+    assert not node.store.table.allocations and not node.cdi.claims()
+
+
+def _fails(*_args):
+    raise StorageError("the disk is full")
