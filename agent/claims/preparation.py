@@ -31,7 +31,7 @@ from agent.providers.container_edits import ContainerEdits, gpu_edits, quota_mou
 from gigaslice.core.allocation.table import Allocation
 from gigaslice.core.claims.consumers import claim_consumers, claim_groups, misuse
 from gigaslice.core.claims.names import device_name
-from gigaslice.core.claims.origin import claim_of, of_claim, with_consumers
+from gigaslice.core.claims.origin import ClaimOrigin, claim_of, of_claim, with_consumers
 from gigaslice.core.claims.parameters import claim_options
 from gigaslice.core.claims.resource_claim import ResourceClaim
 from gigaslice.core.errors import GigasliceError
@@ -113,7 +113,9 @@ class ClaimPreparation:
         self._allocated = allocated
         self._events = ClaimEvents(cluster)
         self._calls: dict[str, _Calls] = {}
-        self._again_at: dict[str, float] = {}  # by UID of claims that could not be read
+        self._again_at: dict[
+            str, float
+        ] = {}  # by UID of refused claims, when that may have changed; else nobody knows
         self._log = get_logger("claims")
 
     async def prepare(self, name: ClaimName, remaining: float | None) -> PrepareAnswer:
@@ -136,6 +138,7 @@ class ClaimPreparation:
                 del self._calls[name.uid]
         if answer.error:
             self.refused.setdefault(name.uid, name)
+            self._again_at = {uid: at for uid, at in self._again_at.items() if uid in self.refused}
             self._log.info("claim not prepared", claim=str(name), uid=name.uid, detail=answer.error)
         else:
             self.refused.pop(name.uid, None)
@@ -160,6 +163,7 @@ class ClaimPreparation:
                 if not await self._checks.recorded(allocation.id):
                     return PrepareAnswer(error="the claim was unprepared meanwhile; asked again by itself")
         except (_RefusedError, ImpossibleError) as error:
+            self._again_at[name.uid] = math.inf
             self._events.impossible(pods, str(error))
             return PrepareAnswer(error=str(error))
         except ApiFailure as failure:
@@ -198,21 +202,29 @@ class ClaimPreparation:
         return claim
 
     async def _pods(self, claim: ResourceClaim) -> tuple[Pod, ...]:
-        """Returns the pods that a claim is reserved for, as far as they are known; at least one is waited for."""
+        """Returns the pods that a claim is reserved for, as far as they are known; none where more may be known later.
+
+        At least one that has not ended is waited for: the kubelet has seen it, and the watch may be behind.
+        """
         uids = {reference.uid for reference in claim.reserved_for}
 
         def reserved(pods: Mapping[tuple[str, str], Pod]) -> tuple[Pod, ...]:
             return tuple(pod for pod in pods.values() if pod.namespace == claim.namespace and pod.uid in uids)
 
+        def some_missing(pods: tuple[Pod, ...]) -> bool:
+            return len(pods) < len(uids) and all(pod.ending or pod.terminal for pod in pods)
+
         pods = reserved(self._cluster.pods)
-        if not pods and self._cluster.expected:
+        if some_missing(pods) and self._cluster.expected:
             await self._cluster.news(0.2)
-            pods = reserved(self._cluster.pods) or reserved(await self._cluster.read(_READ_SECONDS) or {})
+            pods = reserved(self._cluster.pods)
+            if some_missing(pods):
+                pods = reserved(await self._cluster.read(_READ_SECONDS) or {})
         return pods
 
     async def _allocations(self, claim: ResourceClaim, pods: Sequence[Pod]) -> tuple[Allocation, ...]:
         """Returns the allocations of a claim, made now or before, with all their files."""
-        prepared = of_claim(self._store.table, claim.uid)
+        prepared = self._prepared(claim)
         requests = claim.requests
         groups = tuple(origin.requests for _, origin in prepared) or claim_groups(requests, pods, claim.name)
         for pod in pods:
@@ -240,6 +252,23 @@ class ClaimPreparation:
         )
         return tuple(followed)
 
+    def _prepared(self, claim: ResourceClaim) -> tuple[tuple[Allocation, ClaimOrigin], ...]:
+        """Returns the allocations that a claim has already.
+
+        A claim without pods can lose its devices and be given others. Then nobody has a right to what it had before.
+        """
+        prepared = of_claim(self._store.table, claim.uid)
+        present = {(result.request, result.pool, result.device, result.share_id) for result in claim.results}
+        if all(
+            (device.request, device.pool, device.device, device.share_id) in present
+            for _, origin in prepared
+            for device in origin.devices
+        ):
+            return prepared
+        self._log.info("claim has other devices by now", claim=str(claim), uid=claim.uid)
+        self._service.release([allocation.id for allocation, _ in prepared])
+        return ()
+
     async def _other_claims(self, pod: Pod, claim: ResourceClaim) -> list[str]:
         """Returns the names of further claims with devices of ours that a container of a pod has beside this one."""
         beside = {
@@ -251,7 +280,12 @@ class ClaimPreparation:
         }
         ours = []
         for name in sorted(beside):
-            other = await self._claims.read(pod.namespace, name, _READ_SECONDS)
+            try:
+                other = await self._claims.read(pod.namespace, name, _READ_SECONDS)
+            except ValueError as error:
+                raise _RefusedError(
+                    f"claim {pod.namespace}/{name} makes no sense to this driver: {error}"
+                ) from error
             if other is not None and other.results:
                 ours.append(name)
         return ours
@@ -306,9 +340,9 @@ class ClaimPreparation:
 
     async def would_start(self, uid: str) -> bool:
         """Whether a claim that was answered with an error would be prepared now, as far as that can be told."""
-        if of_claim(self._store.table, uid):
-            return await self.blocker(uid) is None
-        return time.monotonic() >= self._again_at.get(uid, math.inf)
+        if uid in self._again_at:
+            return time.monotonic() >= self._again_at[uid]
+        return bool(of_claim(self._store.table, uid)) and await self.blocker(uid) is None
 
     def _patience(self, pods: Sequence[Pod]) -> float:
         """Returns how long a call is held by what is known of its pods now: none once all are to be deleted."""

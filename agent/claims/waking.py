@@ -15,6 +15,7 @@ from agent.apiserver import Cluster
 from agent.claims.claim_reader import ClaimReader
 from agent.claims.messages import ClaimName
 from agent.persistence.store import Store
+from gigaslice.core.errors import GigasliceError
 from gigaslice.core.model import Pod
 from gigaslice.kubeapi.failures import ApiFailure
 from gigaslice.runtime.log_once import LogOnce
@@ -96,7 +97,13 @@ class ClaimWaking:
                 if self._cluster.synced:
                     refused.pop(uid, None)
                 continue
-            if not await self._would_start(uid):
+            try:
+                if not await self._would_start(uid):
+                    continue
+                self._reported.over(uid)
+            except GigasliceError as error:
+                if self._reported.new(uid, str(error)):
+                    self._log.error("not known whether a pod would start", claim=str(name), detail=str(error))
                 continue
             for pod in pods:
                 if pod.uid not in self._woken:

@@ -304,3 +304,57 @@ def test_a_claim_of_the_same_name_is_another_one(node):
     run(node.prepare(other))
     assert [claim_of(allocation).uid for allocation in node.store.table.allocations] == ["uid-c", "uid-2"]
     assert node.cdi.claims() == {"uid-c", "uid-2"}
+
+
+def test_devices_that_were_allocated_anew_are_prepared_anew(node):
+    """The claim has lost its pods and got another one, and a process still has what it was given before."""
+    one = node.reserve(claim("c", result(0, 8)), claiming("train"))
+    run(node.prepare(one))
+    (before,) = node.store.table.allocations
+    node.cluster.pods.clear()
+    node.mounted = {before.id}
+    run(node.unprepare(one))
+    assert node.store.table.allocations == (before,)
+    node.reserve(replace(one, results=(result(1, 4),)), claiming("next"))
+    (answer,) = run(node.prepare(one))
+    (after,) = node.store.table.allocations
+    assert after.quota() == {uuid(1): 4 * GIB}
+    assert [device.device for device in answer.devices] == [device_name(uuid(1))]
+
+
+def test_a_pod_that_the_watch_does_not_show_yet_is_read(node, monkeypatch):
+    """The other one that the claim is reserved for is about to end."""
+    late = claiming("late")
+    one = node.reserve(claim("c", result(0, 8)), claiming("train", ending=True), late)
+    node.cluster.pods.pop(("default", "late"))
+
+    async def read(timeout):
+        del timeout
+        return {**node.cluster.pods, ("default", "late"): late}
+
+    monkeypatch.setattr(node.cluster, "read", read)
+    assert not run(node.prepare(one))[0].error
+
+    async def unread(timeout):
+        del timeout
+
+    monkeypatch.setattr(node.cluster, "read", unread)
+    two = replace(one, name="d", uid="uid-d", results=(result(1, 8),))
+    node.claims.put(two)
+    assert not run(node.prepare(two))[0].error, "the other one may be there"
+
+
+def test_another_claim_that_makes_no_sense_is_told(node, monkeypatch):
+    one = node.reserve(
+        claim("c", result(0, 4)), claiming("p", user("x", "c", "other"), claims=("c", "other"))
+    )
+    real = node.claims.read
+
+    async def read(namespace, name, seconds):
+        if name == "other":
+            raise ValueError("status.allocation: must be an object")
+        return await real(namespace, name, seconds)
+
+    monkeypatch.setattr(node.claims, "read", read)
+    (answer,) = run(node.prepare(one))
+    assert "claim default/other makes no sense to this driver: status.allocation" in answer.error

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from agent.claims import preparation
+from gigaslice.core.errors import StorageError
 from gigaslice.kubeapi.failures import ApiFailure
-from tests.fakes.claims_of_node import claim, claiming, result
+from tests.fakes.claims_of_node import claim, claiming, result, user
 
 
 @pytest.fixture
@@ -119,3 +120,30 @@ def test_a_claim_that_could_not_be_read_is_tried_again_later(node, monkeypatch):
     monkeypatch.setattr(preparation, "time", later)
     asyncio.run(node.waking.wake_ready())
     assert woken(node) == ["train"]
+
+
+def test_nobody_is_woken_for_what_cannot_be(node):
+    """It was prepared for another pod, and would start; this one is refused whenever it asks."""
+    one = node.reserve(claim("c", result(0, 4, "a"), result(1, 4, "b")), claiming("first"))
+    assert not asyncio.run(node.prepare(one))[0].error
+    node.reserve(one, claiming("late", user("x", "c/a")))
+    assert "has only a of claim c" in asyncio.run(node.prepare(one))[0].error
+    asyncio.run(node.waking.wake_ready())
+    assert woken(node) == []
+
+
+def test_a_disk_that_fails_keeps_nobody_asleep(full, monkeypatch):
+    free(full)
+    real = full.preparation.would_start
+
+    async def would_start(uid):
+        if uid == "uid-d":
+            raise StorageError("the disk is full")
+        return await real(uid)
+
+    monkeypatch.setattr(full.waking, "_would_start", would_start)
+    pod = full.cluster.pods.pop(("default", "pod-d"))
+    asyncio.run(full.unprepare(full.late[0]))
+    full.cluster.put(pod)
+    asyncio.run(full.waking.wake_ready())
+    assert woken(full) == ["pod-e"]
