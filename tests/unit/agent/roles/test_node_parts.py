@@ -23,7 +23,7 @@ def built(store, tmp_path, gpus):
         state_dir=tmp_path, kube_api="off", whole_gpus=WHOLE, node_name="n", metrics_address=("127.0.0.1", 0)
     )
     parts = build(config, SimpleNamespace(process_busy=None), gpus, store, link=None, renew=lambda _: None)
-    return parts.servicer.provider, *parts.providers
+    return parts.servicer.provider, *parts.providers, *parts.whole_gpus
 
 
 def healthy(resource):
