@@ -150,7 +150,8 @@ class ClaimTemplates:
             if gone:
                 users.pop(pod.uid, None)
                 self._told.discard((pod.uid, name))
-                self._named[key] = self._clock()
+                if key in self._templates:
+                    self._named[key] = self._clock()
             else:
                 users[pod.uid] = pod
             if not users:

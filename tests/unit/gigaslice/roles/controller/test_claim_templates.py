@@ -190,3 +190,15 @@ def test_a_namespace_that_is_gone_is_given_up_and_another_failure_is_tried_again
     site.keeper.queue_all()
     story(site, 5)
     assert site.server.posted == []
+
+
+def test_names_that_no_template_has_are_not_kept():
+    """Whoever may write pods chooses what they name."""
+    site = Site()
+    site.named()
+    site.named(gone=True)
+    assert not site.keeper._named and not site.keeper._users
+    site.shown()
+    site.named()
+    site.named(gone=True)
+    assert set(site.keeper._named) == {KEY}
