@@ -79,6 +79,11 @@ def claim_request(
                 f"claim {claim}: this node has no GPU {result.device} now; its pods start here once it is back, or "
                 "on another node when they are made again"
             )
+        if result.memory_bytes == 0:
+            raise NotExecutableError(
+                f"claim {claim}: request {result.main} was given no memory of a GPU; write capacity.requests.memory in "
+                "it, or leave that out for a whole GPU"
+            )
         slices, cores = amounts.get(gpu.uuid, (0, 0))
         amounts[gpu.uuid] = slices + _slices(result, gpu), min(CORES_PER_GPU, cores + (result.cores or 0))
         devices.append(ClaimDevice(result.request, result.pool, result.device, result.share_id, gpu.uuid))
@@ -115,4 +120,4 @@ def _slices(result: ClaimResult, gpu: Gpu) -> int:
     """Returns how many slices a result has: all of the GPU where it does not say."""
     if result.memory_bytes is None:
         return gpu.slices
-    return max(1, -(-result.memory_bytes // gpu.slice_bytes))
+    return -(-result.memory_bytes // gpu.slice_bytes)

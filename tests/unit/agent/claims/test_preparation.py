@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 import vcuda
+from agent.allocation.start_wait import StartTimes
 from agent.claims.cdi_files import cdi_name
 from gigaslice.core.claims.names import device_name
 from gigaslice.core.claims.origin import claim_of
@@ -207,6 +208,18 @@ def test_a_part_of_a_gpu_is_not_made_exclusive_by_an_annotation(make_node, gib, 
             ),
             "has no GPU gpu-x now",
         ),
+        (
+            lambda node, one: node.claims.put(
+                replace(one, results=(replace(one.results[0], memory_bytes=0),))
+            ),
+            "no memory of a GPU",
+        ),
+        (
+            lambda node, one: node.claims.put(
+                replace(one, results=(replace(one.results[0], memory_bytes=25 * GIB),))
+            ),
+            "25 slices of GPU-",
+        ),
         (lambda node, one: setattr(node.claims, "failure", ValueError("metadata: none")), "makes no sense"),
         (lambda node, one: node.cluster.put(claiming("train", ending=True)), "not reserved for a pod"),
     ],
@@ -267,7 +280,7 @@ def test_a_claim_waits_until_there_is_room_and_is_told_what_for(make_node):
 
 
 def test_the_waiting_ends_with_the_deletion_of_the_pods(make_node):
-    node = make_node(gpus=1)
+    node = make_node(gpus=1, times=StartTimes(patience=60.0, margin=0.0, report_after=99.0, interval=0.01))
     first = node.reserve(claim("c", result(0, 20)), claiming("first"))
     late = node.reserve(claim("d", result(0, 20)), claiming("late", claims=("d",)))
 
@@ -276,9 +289,7 @@ def test_the_waiting_ends_with_the_deletion_of_the_pods(make_node):
         asked = asyncio.create_task(node.prepare(late))
         await asyncio.sleep(0.05)
         node.cluster.put(claiming("late", claims=("d",), ending=True))
-        begun = asyncio.get_running_loop().time()
-        await asked
-        assert asyncio.get_running_loop().time() - begun < 0.15
+        assert (await asyncio.wait_for(asked, 30.0))[0].error
 
     run(story())
 
