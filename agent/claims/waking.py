@@ -3,7 +3,10 @@
 The kubelet repeats such a call after 72 seconds, its ordinary resync of a pod, and within 0.3 seconds of a change of
 the pod's metadata. So one annotation of the pod is written when its start would succeed: in the order in which the
 claims came, since each start may take what the next one needs. What was answered while this agent was not there, or
-was being started, is not known; so at its start every pod of the node that waits with a claim is woken once.
+was being started, is not known; so at its start every pod of the node that waits with a claim is woken once. And an
+error of the kubelet's own costs as much, and no driver hears of it: it reads a claim with rights that the API server
+may give it a moment after the pod, or still has an older claim of the same name. So a pod that waits for its sandbox
+while nothing is prepared for it is woken too, the later the more often that was in vain.
 """
 
 from __future__ import annotations
@@ -28,6 +31,10 @@ _ROUND_SECONDS = 0.5
 _AGAIN_SECONDS = 10.0  # until a pod is woken again whose claim was not asked for
 _READ_SECONDS = 5.0
 _SYNC_SECONDS = 30.0  # that the pods are waited for at the start
+_UNASKED_SECONDS = (
+    2.0  # that a pod is without a sandbox and a call until it is woken; then twice as long each time
+)
+_UNASKED_MOST = 64.0
 
 
 class ClaimWaking:
@@ -41,6 +48,7 @@ class ClaimWaking:
         *,
         refused: Callable[[], dict[str, ClaimName]],
         would_start: Callable[[str], Awaitable[bool]],
+        preparing: Callable[[str], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Initializes it.
@@ -52,6 +60,7 @@ class ClaimWaking:
             refused: Returns the claims that were answered with an error, by UID, in the order of their arrival; those
                 that nobody waits for any more are taken out.
             would_start: Whether a claim of that UID would be prepared now.
+            preparing: Whether a claim of that UID is being prepared now.
             clock: Seconds that never go back.
         """
         self._store = store
@@ -59,7 +68,11 @@ class ClaimWaking:
         self._claims = claims
         self._refused = refused
         self._would_start = would_start
+        self._preparing = preparing
         self._clock = clock
+        self._unasked: dict[
+            str, tuple[float, float]
+        ] = {}  # by UID of the pod: the next look, and the pause after it
         self._woken: dict[str, float] = {}  # by UID of the pod, when
         self._alarm = Alarm()
         self._reported = LogOnce()
@@ -72,6 +85,7 @@ class ClaimWaking:
         try:
             while True:
                 await self.wake_ready()
+                await self.wake_unasked()
                 await self._alarm.wait(_ROUND_SECONDS)
         finally:
             self._store.watchers.remove(self._alarm.ring)
@@ -109,6 +123,25 @@ class ClaimWaking:
                 if pod.uid not in self._woken:
                     await self._wake(pod)
 
+    async def wake_unasked(self) -> None:
+        """Wakes the pods with a claim of ours that wait for their sandbox, and whose claims are not being prepared."""
+        if not self._cluster.synced:
+            return
+        now = self._clock()
+        pods = [
+            pod for pod in self._cluster.pods.values() if _waits(pod) and pod.claims and not pod.sandboxed
+        ]
+        first = (now + _UNASKED_SECONDS, _UNASKED_SECONDS)
+        self._unasked = {pod.uid: self._unasked.get(pod.uid, first) for pod in pods}
+        for pod in pods:
+            due, pause = self._unasked[pod.uid]
+            if now < due:
+                continue
+            later = min(2 * pause, _UNASKED_MOST)
+            self._unasked[pod.uid] = now + later, later
+            if await self._has_ours(pod, unasked=True):
+                await self._wake(pod)
+
     def _waiting(self, name: ClaimName) -> list[Pod]:
         return [
             pod
@@ -118,17 +151,22 @@ class ClaimWaking:
             and any(own.claim == name.name for own in pod.claims)
         ]
 
-    async def _has_ours(self, pod: Pod) -> bool:
+    async def _has_ours(self, pod: Pod, *, unasked: bool = False) -> bool:
+        """Whether a pod has a claim to devices of ours; unasked: and none that is being prepared or was refused."""
+        ours = False
         for own in pod.claims:
             if not own.claim:
                 continue
             try:
                 claim = await self._claims.read(pod.namespace, own.claim, _READ_SECONDS)
             except (ApiFailure, ValueError):
-                return True  # to be found out when it is asked for
+                ours = True  # to be found out when it is asked for
+                continue
             if claim is not None and claim.results:
-                return True
-        return False
+                ours = True
+                if unasked and (self._preparing(claim.uid) or claim.uid in self._refused()):
+                    return False
+        return ours
 
     async def _wake(self, pod: Pod) -> None:
         self._woken[pod.uid] = self._clock()

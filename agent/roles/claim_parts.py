@@ -123,7 +123,12 @@ def build_claims(
             store, cluster, cdi, lambda allocation: edits_of(store, allocation, config.visible_devices)
         ),
         ClaimWaking(
-            store, cluster, reader, refused=lambda: preparation.refused, would_start=preparation.would_start
+            store,
+            cluster,
+            reader,
+            refused=lambda: preparation.refused,
+            would_start=preparation.would_start,
+            preparing=preparation.preparing,
         ),
         publisher,
         ClaimRegistration(claims, config.kubelet_root, link, counters, registered=publisher.registered),

@@ -157,6 +157,7 @@ class ClaimNode:
             self.claims,
             refused=lambda: self.preparation.refused,
             would_start=self.preparation.would_start,
+            preparing=self.preparation.preparing,
             clock=lambda: self.now,
         )
 

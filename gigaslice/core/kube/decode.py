@@ -67,6 +67,7 @@ _POD: Outline = {
         "phase": PRESENCE,
         "nominatedNodeName": PRESENCE,
         "resourceClaimStatuses": {"name": PRESENCE, "resourceClaimName": PRESENCE},
+        "conditions": {"type": PRESENCE, "status": PRESENCE},
     },
 }
 _EVENT: Outline = {**_POD, "code": PRESENCE, "message": PRESENCE}  # the object of an ERROR is a Status
@@ -111,6 +112,7 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
         nominated=_short(status, "nominatedNodeName"),
         awaits_provisioning=_awaits_provisioning(spec),
         claims=_claims(spec, status),
+        sandboxed=_sandboxed(status),
         version=_short(metadata, "resourceVersion"),
     )
 
@@ -201,6 +203,17 @@ def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[PodClai
         )
         for claim in claims
         if (name := _short(claim, "name"))
+    )
+
+
+def _sandboxed(status: Mapping[str, Any]) -> bool:
+    """Whether the kubelet says that the sandbox is there."""
+    conditions = status.get("conditions")
+    return any(
+        isinstance(one, dict)
+        and one.get("type") == "PodReadyToStartContainers"
+        and one.get("status") == "True"
+        for one in (conditions if isinstance(conditions, list) else ())
     )
 
 

@@ -76,8 +76,9 @@ class Pod:
     binds it. created: as the API server writes times. volumes: its inline CSI volumes. nominated: the node on which
     others were evicted for it, while it is unbound. awaits_provisioning: whether volumes or devices of
     others have to be provided before it can be bound. readable: False where all but its names and its node could not be
-    understood: it may hold GPUs that nothing tells. claims: its claims to devices. version: its resourceVersion, which
-    is no part of what it is.
+    understood: it may hold GPUs that nothing tells. claims: its claims to devices. sandboxed: whether the kubelet has
+    made its sandbox, which it does when all of its claims are prepared. version: its resourceVersion, which is no part
+    of what it is.
     """
 
     namespace: str
@@ -97,6 +98,7 @@ class Pod:
     awaits_provisioning: bool = False
     readable: bool = True
     claims: tuple[PodClaim, ...] = ()
+    sandboxed: bool = False
     version: str = field(default="", compare=False)
 
     def __str__(self) -> str:

@@ -147,3 +147,61 @@ def test_a_disk_that_fails_keeps_nobody_asleep(full, monkeypatch):
     full.cluster.put(pod)
     asyncio.run(full.waking.wake_ready())
     assert woken(full) == ["pod-e"]
+
+
+def looked_at(node, *times):
+    for node.now in times:
+        asyncio.run(node.waking.wake_unasked())
+    return woken(node)
+
+
+def test_a_pod_that_nobody_asked_for_is_woken_ever_more_seldom(make_node):
+    """The kubelet could not read its claim, which only its own log and an event tell."""
+    node = make_node()
+    node.reserve(claim("c", result(0, 4)), claiming("train"))
+    assert looked_at(node, 0.0, 1.9) == []
+    assert looked_at(node, 2.0, 2.5, 5.9) == ["train"]
+    assert looked_at(node, 6.0, 13.9) == ["train"] * 2
+    assert looked_at(node, 14.0) == ["train"] * 3
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"sandboxed": True}, {"phase": "Running"}, {"ending": True}, {"claims": ()}],
+    ids=lambda more: next(iter(more)),
+)
+def test_who_waits_for_something_else_is_not_woken(make_node, more):
+    node = make_node()
+    node.reserve(claim("c", result(0, 4)), claiming("train", **more))
+    assert looked_at(node, 0.0, 3.0, 100.0) == []
+
+
+def test_a_pod_with_claims_of_others_alone_is_not_woken(make_node):
+    node = make_node()
+    node.reserve(claim("c"), claiming("train"))
+    assert looked_at(node, 0.0, 3.0) == []
+
+
+def test_a_second_pod_of_a_prepared_claim_is_woken_too(make_node):
+    node = make_node()
+    first = claiming("first", phase="Running", sandboxed=True)
+    shared = node.reserve(claim("c", result(0, 4)), first)
+    asyncio.run(node.prepare(shared))
+    node.cluster.put(claiming("second"))
+    assert looked_at(node, 0.0, 3.0) == ["second"]
+
+
+def test_who_was_refused_or_is_being_prepared_is_left_to_that(full):
+    assert looked_at(full, 0.0, 3.0) == ["first"], "which has no sandbox here"
+
+
+def test_a_claim_that_is_being_prepared_is_not_woken_for(node):
+    one = node.reserve(claim("c", result(0, 4)), claiming("train"))
+
+    async def story():
+        node.preparation.preparing = node.waking._preparing = lambda uid: uid == one.uid
+        for node.now in (0.0, 3.0):
+            await node.waking.wake_unasked()
+
+    asyncio.run(story())
+    assert woken(node) == []

@@ -58,6 +58,29 @@ def test_a_pod_with_claims_awaits_provisioning(spec, awaits_provisioning):
     assert parse_pod(document).awaits_provisioning is awaits_provisioning
 
 
+@pytest.mark.parametrize(
+    ("conditions", "sandboxed"),
+    [
+        (
+            [
+                {"type": "PodScheduled", "status": "True"},
+                {"type": "PodReadyToStartContainers", "status": "True"},
+            ],
+            True,
+        ),
+        ([{"type": "PodReadyToStartContainers", "status": "False"}], False),
+        ([{"type": "Ready", "status": "True"}], False),
+        (["PodReadyToStartContainers"], False),
+        ("True", False),
+        (None, False),
+    ],
+)
+def test_a_pod_shows_whether_its_sandbox_is_there(conditions, sandboxed):
+    document = pod_document("p")
+    document["status"]["conditions"] = conditions
+    assert parse_pod(document).sandboxed is sandboxed
+
+
 @pytest.mark.parametrize(("value", "read"), [("node-a", "node-a"), (None, ""), (7, ""), ("x" * 300, "")])
 def test_the_node_on_which_others_were_evicted_for_it(value, read):
     document = pod_document("p")
