@@ -132,6 +132,9 @@ class ClaimPreparation:
         try:
             async with calls.lock:  # two pods of one claim are two calls at a time
                 answer = await self._prepare(name, until)
+        except asyncio.CancelledError:
+            self.refused.setdefault(name.uid, name)  # the kubelet has waited for too long, and repeats it late
+            raise
         finally:
             calls.count -= 1
             if not calls.count:

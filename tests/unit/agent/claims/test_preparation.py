@@ -369,3 +369,14 @@ def test_another_claim_that_makes_no_sense_is_told(node, monkeypatch):
     monkeypatch.setattr(node.claims, "read", read)
     (answer,) = run(node.prepare(one))
     assert "claim default/other makes no sense to this driver: status.allocation" in answer.error
+
+
+def test_what_ends_while_it_reaches_the_disk_is_no_success(node, monkeypatch):
+    one = node.reserve(claim("c", result(0, 4)), claiming("train"))
+    monkeypatch.setattr(
+        node.store,
+        "sync",
+        lambda: node.allocation_service.release({each.id for each in node.store.table.allocations}),
+    )
+    (answer,) = run(node.prepare(one))
+    assert "unprepared meanwhile" in answer.error and not answer.devices

@@ -205,3 +205,17 @@ def test_a_claim_that_is_being_prepared_is_not_woken_for(node):
 
     asyncio.run(story())
     assert woken(node) == []
+
+
+def test_a_call_that_the_kubelet_gave_up_is_one_that_was_refused(full):
+    """It took too long before the waiting began, which ends in time."""
+    one = full.reserve(claim("f", result(0, 20)), claiming("pod-f", claims=("f",)))
+
+    async def story():
+        asked = asyncio.create_task(full.prepare(one))
+        await asyncio.sleep(0.05)
+        asked.cancel()
+        await asyncio.wait([asked])
+
+    asyncio.run(story())
+    assert list(full.preparation.refused) == ["uid-d", "uid-e", "uid-f"]
