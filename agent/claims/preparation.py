@@ -133,7 +133,9 @@ class ClaimPreparation:
             async with calls.lock:  # two pods of one claim are two calls at a time
                 answer = await self._prepare(name, until)
         except asyncio.CancelledError:
-            self.refused.setdefault(name.uid, name)  # the kubelet has waited for too long, and repeats it late
+            self.refused.setdefault(
+                name.uid, name
+            )  # the kubelet has waited for too long, and repeats it late
             raise
         finally:
             calls.count -= 1

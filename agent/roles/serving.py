@@ -17,10 +17,14 @@ from agent.persistence.store import Store
 from agent.roles.node_parts import Parts
 from gigaslice.core.claims.origin import claim_of
 from gigaslice.core.deviceplugin.origin import is_plugin
+from gigaslice.core.errors import GigasliceError
+from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.time_limit import set_within
 
 __all__ = ["serve", "while_needed"]
 
 _ROUND_SECONDS = 1.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
 async def serve(config: Config, parts: Parts, store: Store, stop: asyncio.Event, link: Link) -> None:
@@ -45,7 +49,7 @@ async def serve(config: Config, parts: Parts, store: Store, stop: asyncio.Event,
     if parts.claims is not None:
         claims.append(
             while_needed(
-                _claims(parts, stop),
+                _claims_again(parts, stop),
                 _any(store, lambda allocation: claim_of(allocation) is not None),
                 stop,
             )
@@ -75,6 +79,20 @@ async def while_needed(
 async def _claims(parts: Parts, stop: asyncio.Event) -> None:
     assert parts.claims is not None
     await parts.claims.registration.run(stop)
+
+
+async def _claims_again(parts: Parts, stop: asyncio.Event) -> None:
+    """Serves claims again after each failure: their pods end only when their claims do."""
+    log, pause = get_logger("claims"), _FIRST_PAUSE
+    while not stop.is_set():
+        try:
+            await _claims(parts, stop)
+        except GigasliceError as error:
+            log.error("claims not served; retrying", detail=str(error))
+        except Exception:
+            log.exception("claims not served; retrying")
+        await set_within(stop, pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _any(store: Store, belongs: Callable[[Any], bool]) -> Callable[[], bool]:
