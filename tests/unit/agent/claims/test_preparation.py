@@ -84,6 +84,27 @@ def test_two_calls_at_once_for_a_claim_make_one_allocation(node):
     assert [str(consumer.ref) for consumer in allocation.consumers] == ["default/a/main", "default/b/main"]
 
 
+def test_calls_for_a_claim_come_one_after_the_other(node, monkeypatch):
+    """What the first has decided over its requests holds for the second."""
+    one = node.reserve(claim("c", result(0, 8)), claiming("a"), claiming("b"))
+    real, reading = node.claims.read, []
+
+    async def read(namespace, name, seconds):
+        assert not reading
+        reading.append(name)
+        await asyncio.sleep(0.01)
+        reading.pop()
+        return await real(namespace, name, seconds)
+
+    monkeypatch.setattr(node.claims, "read", read)
+
+    async def story():
+        return await asyncio.gather(node.prepare(one), node.prepare(one))
+
+    first, second = run(story())
+    assert first == second and not first[0].error
+
+
 def test_a_device_without_an_amount_is_the_whole_gpu(node):
     one = node.reserve(claim("c", result(0, None)), claiming("train"))
     run(node.prepare(one))
