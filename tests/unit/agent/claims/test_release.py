@@ -237,5 +237,27 @@ def test_what_could_not_be_recorded_is_tried_again(node, prepared, monkeypatch):
     assert not node.store.table.allocations and not node.cdi.claims()
 
 
+def test_nothing_is_written_while_its_processes_live(node, prepared, monkeypatch):
+    (allocation,) = node.store.table.allocations
+    alive(node, monkeypatch, allocation.id)
+    run(node.unprepare(prepared))
+    monkeypatch.setattr(node.store, "release", _fails)
+    run(node.release.look())
+
+
+def test_a_call_that_comes_while_claims_are_compared_keeps_it(node, prepared, monkeypatch):
+    node.claims.by_name.clear()
+    preparing = []
+    monkeypatch.setattr(node.release, "_preparing", lambda uid: uid in preparing)
+    monkeypatch.setattr(
+        node.release,
+        "_present",
+        lambda ids: preparing.append(prepared.uid) or Presence(frozenset(), others=True),
+    )
+    for node.now in (0.0, 60.0):
+        run(node.release.look())
+    assert preparing and node.store.table.allocations
+
+
 def _fails(*_args):
     raise StorageError("the disk is full")
