@@ -259,5 +259,18 @@ def test_a_call_that_comes_while_claims_are_compared_keeps_it(node, prepared, mo
     assert preparing and node.store.table.allocations
 
 
+def test_what_is_prepared_again_while_processes_are_looked_for_stays(node, prepared, monkeypatch):
+    node.cluster.put(claiming("late"))
+    run(node.unprepare(prepared))
+    node.cluster.pods.clear()
+    monkeypatch.setattr(
+        node.release,
+        "_present",
+        lambda ids: node.release.prepared(prepared.uid) or Presence(frozenset(), others=True),
+    )
+    run(node.release.look())
+    assert node.store.table.allocations
+
+
 def _fails(*_args):
     raise StorageError("the disk is full")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -219,3 +220,10 @@ def test_a_call_that_the_kubelet_gave_up_is_one_that_was_refused(full):
 
     asyncio.run(story())
     assert list(full.preparation.refused) == ["uid-d", "uid-e", "uid-f"]
+
+
+def test_pods_of_another_namespace_are_left_asleep(full):
+    full.cluster.put(replace(claiming("pod-d", claims=("d",)), namespace="other", uid="uid-other"))
+    free(full)
+    asyncio.run(full.waking.wake_ready())
+    assert [(pod.namespace, pod.name) for pod in full.cluster.woken] == [("default", "pod-d")]
