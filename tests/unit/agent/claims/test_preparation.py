@@ -198,6 +198,13 @@ def test_annotations_are_those_of_the_pod_that_uses_it(node):
     ]  # fmt: skip
 
 
+def test_a_container_has_no_more_than_the_compute_of_a_gpu(node):
+    results = (result(0, 4, "a", cores=60), result(0, 4, "b", cores=60))
+    one = node.reserve(claim("c", *results, follows_pod=True), claiming("train"))
+    assert not run(node.prepare(one))[0].error
+    assert node.store.table.allocations[0].cores_of(uuid(0)) == 100
+
+
 @pytest.mark.parametrize(("gib", "alone"), [(4, False), (24, True), (None, True)])
 def test_a_part_of_a_gpu_is_not_made_exclusive_by_an_annotation(make_node, gib, alone):
     """The cluster has counted the part, and gives out the rest."""
