@@ -3,10 +3,12 @@
 The kubelet repeats such a call after 72 seconds, its ordinary resync of a pod, and within 0.3 seconds of a change of
 the pod's metadata. So one annotation of the pod is written when its start would succeed: in the order in which the
 claims came, since each start may take what the next one needs. What was answered while this agent was not there, or
-was being started, is not known; so at its start every pod of the node that waits with a claim is woken once. And an
-error of the kubelet's own costs as much, and no driver hears of it: it reads a claim with rights that the API server
-may give it a moment after the pod, or still has an older claim of the same name. So a pod that waits for its sandbox
-while nothing is prepared for it is woken too, the later the more often that was in vain.
+the kubelet had no driver, is not known. So whenever the kubelet is known to have registered the driver, every pod of
+the node that waits with a claim is woken once. Not sooner: the kubelet looks for drivers once a second, and a pod that
+is woken before costs another 72 seconds. And an error of the kubelet's own costs as much, and no driver hears of it: it
+reads a claim with rights that the API server may give it a moment after the pod, or still has an older claim of the
+same name. So a pod that waits for its sandbox while nothing is prepared for it is woken too, the later the more often
+that was in vain.
 """
 
 from __future__ import annotations
@@ -30,10 +32,9 @@ __all__ = ["ClaimWaking"]
 _ROUND_SECONDS = 0.5
 _AGAIN_SECONDS = 10.0  # until a pod is woken again whose claim was not asked for
 _READ_SECONDS = 5.0
-_SYNC_SECONDS = 30.0  # that the pods are waited for at the start
-_UNASKED_SECONDS = (
-    2.0  # that a pod is without a sandbox and a call until it is woken; then twice as long each time
-)
+_SYNC_SECONDS = 30.0  # that the pods are waited for
+_UNASKED_SECONDS = 2.0
+"""That a pod is without a sandbox and a call until it is woken; then twice as long each time."""
 _UNASKED_MOST = 64.0
 
 
@@ -74,16 +75,24 @@ class ClaimWaking:
             str, tuple[float, float]
         ] = {}  # by UID of the pod: the next look, and the pause after it
         self._woken: dict[str, float] = {}  # by UID of the pod, when
+        self._all_due = False
         self._alarm = Alarm()
         self._reported = LogOnce()
         self._log = get_logger("claims")
 
+    def registered(self) -> None:
+        """The kubelet has the driver, since now or for longer than this agent is there. Returns at once."""
+        self._all_due = True
+        self._alarm.ring()
+
     async def run(self) -> None:
         """Works until cancelled."""
-        await self.wake_all()
         self._store.watchers.append(self._alarm.ring)
         try:
             while True:
+                if self._all_due:
+                    self._all_due = False
+                    await self.wake_all()
                 await self.wake_ready()
                 await self.wake_unasked()
                 await self._alarm.wait(_ROUND_SECONDS)

@@ -114,6 +114,19 @@ def build_claims(
     claims, publisher = Claims(preparation, release), SlicePublisher(client, config.node, slices)
     if config.api != "dra":
         publisher.withdraw()
+    waking = ClaimWaking(
+        store,
+        cluster,
+        reader,
+        refused=lambda: preparation.refused,
+        would_start=preparation.would_start,
+        preparing=preparation.preparing,
+    )
+
+    def registered() -> None:
+        publisher.registered()
+        waking.registered()
+
     return ClaimParts(
         claims,
         preparation,
@@ -122,14 +135,7 @@ def build_claims(
         ClaimFollowing(
             store, cluster, cdi, lambda allocation: edits_of(store, allocation, config.visible_devices)
         ),
-        ClaimWaking(
-            store,
-            cluster,
-            reader,
-            refused=lambda: preparation.refused,
-            would_start=preparation.would_start,
-            preparing=preparation.preparing,
-        ),
+        waking,
         publisher,
-        ClaimRegistration(claims, config.kubelet_root, link, counters, registered=publisher.registered),
+        ClaimRegistration(claims, config.kubelet_root, link, counters, registered=registered),
     )

@@ -255,11 +255,10 @@ def build(
             {
                 "claim_release": claims.release.run,
                 "claim_consumers": claims.following.run,
+                "claim_waking": claims.waking.run,
                 "slices": claims.slices.run,
             }
         )
-        if config.api == "dra":
-            restarted["claim_waking"] = claims.waking.run
     if config.resource_per_type is not None:
         restarted["types"] = NewTypes(gpus, types, resources, config.type_contradictions, renew).run
     if config.bind_cpus == "on":

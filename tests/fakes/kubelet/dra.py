@@ -31,7 +31,8 @@ _POLL_S = 0.02
 class ClaimTimes:
     """Waiting times of a real kubelet.
 
-    news_s: from a change of the pod's metadata to the next call. race: as 1.36, where a pod attaches to a claim that is
+    news_s: from a change of the pod's metadata to the next call. register_after_s: from a driver's socket to its
+    registration; a real kubelet looks for new ones every second. race: as 1.36, where a pod attaches to a claim that is
     being unprepared (kubernetes#140527).
     """
 
@@ -41,6 +42,7 @@ class ClaimTimes:
     unprepare_retry_s: float = 4.0
     wipe_after_s: float = 30.0
     register_pauses_s: tuple[float, float] = (0.5, 122.0)
+    register_after_s: float = 0.0
     race: bool = False
 
 
@@ -69,7 +71,9 @@ class ClaimManager:
         self, api: ApiServer, node: str, registry: Path, kept: KeptClaims, times: ClaimTimes
     ) -> None:
         self.times = times
-        self.plugins = DraPlugins(registry, self._wipe, times.wipe_after_s, times.register_pauses_s)
+        self.plugins = DraPlugins(
+            registry, self._wipe, times.wipe_after_s, times.register_pauses_s, times.register_after_s
+        )
         self._api = api
         self._node = node
         self._kept = kept

@@ -113,6 +113,7 @@ class DraPlugins(threading.Thread):
         absent: Callable[[str], None],
         wipe_after_s: float,
         pauses_s: tuple[float, float],
+        register_after_s: float = 0.0,
     ) -> None:
         super().__init__(name="plugins_registry", daemon=True)
         self.calls: list[Call] = []
@@ -121,6 +122,7 @@ class DraPlugins(threading.Thread):
         self._absent = absent
         self._wipe_after_s = wipe_after_s
         self._pauses_s = pauses_s
+        self._register_after_s = register_after_s
         self._lock = threading.RLock()
         self._instances: dict[Path, Instance] = {}  # in the order of their registration
         self._pauses: dict[
@@ -193,9 +195,9 @@ class DraPlugins(threading.Thread):
                 if instance is not None:
                     instance.leave()
                     threading.Thread(target=_close, args=([instance],), daemon=True).start()
-            for path in come:
-                self._pauses[path] = (0.0, 0.0)
             now = time.monotonic()
+            for path in come:
+                self._pauses[path] = (now + self._register_after_s, 0.0)
             for path in [path for path, (due, _) in self._pauses.items() if due <= now]:
                 self._register(path)
             self._report_absent()

@@ -88,7 +88,7 @@ def test_pods_that_are_not_known_are_not_taken_for_gone(full):
     full.cluster.pods = pods
 
 
-def test_at_the_start_every_pod_that_waits_with_a_claim_of_ours_is_woken(make_node):
+def test_every_pod_that_waits_with_a_claim_of_ours_is_woken(make_node):
     node = make_node()
     node.claims.put(claim("ours", result(0, 4)))
     node.claims.put(claim("theirs"))
@@ -102,6 +102,26 @@ def test_at_the_start_every_pod_that_waits_with_a_claim_of_ours_is_woken(make_no
     node.claims.failure = ApiFailure("away")
     asyncio.run(node.waking.wake_all())
     assert woken(node)[1:] == ["a", "b"], "what cannot be read may be ours"
+
+
+def test_nobody_is_woken_before_the_kubelet_has_the_driver_and_all_each_time_it_has_it_anew(make_node):
+    """It answers a pod that is woken before with an error, and looks at it 72 seconds later."""
+    node = make_node()
+    node.claims.put(claim("ours", result(0, 4)))
+    node.cluster.put(claiming("a", claims=("ours",)))
+
+    async def story():
+        running = asyncio.create_task(node.waking.run())
+        await asyncio.sleep(0.05)
+        assert woken(node) == []
+        for count in (1, 2):
+            node.waking.registered()
+            while len(woken(node)) < count:
+                await asyncio.sleep(0.01)
+        assert woken(node) == ["a", "a"]
+        running.cancel()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
 
 
 def test_without_the_right_it_goes_on(full):
