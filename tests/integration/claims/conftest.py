@@ -28,15 +28,17 @@ def begin(directory, api):
     """Starts a node of GPUs of GIB, whose agent serves claims; flags are those of the agent.
 
     machine: the environment of a simulated driver, whose GPUs these are then. serves: wait until its devices can be
-    allocated. classes, expressions: as of the allocator.
+    allocated. process: what the agent is. classes, expressions: as of the allocator.
     """
     started = []
 
-    def start(gpus=4, gib=24, settings=CLAIM_QUICK, *, machine=None, serves=True, **more):
+    def start(
+        gpus=4, gib=24, settings=CLAIM_QUICK, *, machine=None, serves=True, process=AgentProcess, **more
+    ):
         selectors = {name: more.pop(name, None) for name in ("classes", "expressions")}
         plane = ClaimPlane(api, **selectors)
         kubelet = FakeKubelet(directory / "kubelet", 7, settings=settings, runtime=Runtime("plain"), api=api)
-        agent = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
+        agent = process(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
         agent.inventory.write_text(inventory_text(gpus, gib=gib))
         agent.flags |= {"--kubeconfig": api.kubeconfig(directory), **claim_flags(kubelet)}
         if machine is not None:

@@ -9,6 +9,7 @@ gpu_limits(pod.container())                                  # as the library of
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -100,6 +101,12 @@ class ClaimNode:
     def run(self, name: str, *claims_of: Sequence[ClaimSpec], **more: Any) -> Pod:
         """As create(), and returns when it runs."""
         return self.create(name, *claims_of, **more).wait("Running", PATIENCE)
+
+    def begin_deleting(self, pod: Pod) -> threading.Thread:
+        """Deletes a pod in a thread, which ends when nothing of the pod runs."""
+        thread = threading.Thread(target=self.kubelet.delete_pod, args=(pod,), daemon=True)
+        thread.start()
+        return thread
 
     def claim_of(self, pod: Pod) -> dict[str, Any]:
         """The first claim of a pod as the API server has it."""
