@@ -35,6 +35,7 @@ from gigaslice.runtime.wakeup import Alarm
 __all__ = ["ClaimRelease"]
 
 _ROUND_SECONDS = 1.0  # between two looks at what has ended while its processes live
+_AWAITED_SECONDS = 0.25  # the same while a pod waits for memory
 _COMPARE_SECONDS = (
     60.0  # that a claim has no pod before it is compared with the API server's, and between two times
 )
@@ -53,6 +54,7 @@ class ClaimRelease:
         cdi: CdiFiles,
         *,
         preparing: Callable[[str], bool],
+        awaited: Callable[[], bool] = lambda: False,
         present: Callable[[Collection[str]], Presence] = find_mounted,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,6 +67,7 @@ class ClaimRelease:
             claims: Reads claims.
             cdi: The files for the container runtime.
             preparing: Whether a claim of that UID is being prepared now.
+            awaited: Whether a pod waits for memory.
             present: Finds the allocations that processes of the node have mounted. Blocks.
             clock: Seconds that never go back.
         """
@@ -74,6 +77,7 @@ class ClaimRelease:
         self._claims = claims
         self._cdi = cdi
         self._preparing = preparing
+        self._awaited = awaited
         self._present = present
         self._clock = clock
         self._attached: dict[str, ClaimName] = {}  # unprepared, while a pod had attached
@@ -111,11 +115,19 @@ class ClaimRelease:
                 except GigasliceError as error:
                     if self._reported.new("failed", str(error)):
                         self._log.error("claims not released", detail=str(error))
-                await self._alarm.wait(_ROUND_SECONDS)
+                await self._alarm.wait(self.pause())
         finally:
             self._store.watchers.remove(self._alarm.ring)
             following.cancel()
             await asyncio.wait([following])
+
+    def pause(self) -> float:
+        """How long to wait until the next look: a scan of all processes is not done often for nobody."""
+        leaving = self._attached or any(
+            allocation.ended and claim_of(allocation) is not None
+            for allocation in self._store.table.allocations
+        )
+        return _AWAITED_SECONDS if leaving and self._awaited() else _ROUND_SECONDS
 
     async def look(self) -> None:
         """Finishes what has ended, and finds what ended without a call."""

@@ -110,7 +110,15 @@ def build_claims(
         boot_id=_BOOT_ID.read_text().strip(),
         allocated=allocated,
     )
-    release = ClaimRelease(store, service, cluster, reader, cdi, preparing=preparation.preparing)
+    release = ClaimRelease(
+        store,
+        service,
+        cluster,
+        reader,
+        cdi,
+        preparing=preparation.preparing,
+        awaited=lambda: bool(waiter.waiting or preparation.refused),
+    )
     claims, publisher = Claims(preparation, release), SlicePublisher(client, config.node, slices)
     if config.api != "dra":
         publisher.withdraw()

@@ -144,6 +144,7 @@ class ClaimNode:
             self.claims,
             self.cdi,
             preparing=self.preparation.preparing,
+            awaited=lambda: bool(self.waiter.waiting or self.preparation.refused),
             present=lambda ids: Presence(frozenset(ids) & self.mounted, others=True),
             clock=lambda: self.now,
         )

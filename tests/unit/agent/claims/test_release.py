@@ -64,6 +64,17 @@ def test_memory_that_a_process_holds_counts_until_it_ends(node, prepared, monkey
     assert not node.store.table.allocations
 
 
+def test_what_leaves_is_looked_at_more_often_while_a_pod_waits_for_memory(node, prepared):
+    (allocation,) = node.store.table.allocations
+    node.preparation.refused["uid-next"] = None
+    assert node.release.pause() == 1.0, "nothing leaves"
+    node.mounted.add(allocation.id)
+    run(node.unprepare(prepared))
+    assert node.release.pause() == 0.25
+    node.preparation.refused.clear()
+    assert node.release.pause() == 1.0, "nobody waits"
+
+
 def test_prepared_again_it_is_a_new_allocation_beside_what_still_lives(node, prepared, monkeypatch):
     (before,) = node.store.table.allocations
     alive(node, monkeypatch, before.id)
