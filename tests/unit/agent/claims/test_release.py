@@ -80,7 +80,8 @@ def test_prepared_again_it_is_a_new_allocation_beside_what_still_lives(node, pre
     alive(node, monkeypatch, before.id)
     run(node.unprepare(prepared))
     node.reserve(prepared, claiming("next"))
-    assert not run(node.prepare(prepared))[0].error
+    (answer,) = run(node.prepare(prepared))
+    assert not answer.error and run(node.prepare(prepared)) == [answer]
     assert [(one.id == before.id, one.ended) for one in node.store.table.allocations] == [
         (True, True), (False, False)
     ]  # fmt: skip
