@@ -249,6 +249,17 @@ def test_what_could_not_be_recorded_is_tried_again(node, prepared, monkeypatch):
     assert not node.store.table.allocations and not node.cdi.claims()
 
 
+def test_a_call_that_fails_does_not_keep_what_was_unprepared(node, prepared):
+    node.cluster.put(claiming("late"))
+    run(node.unprepare(prepared))
+    node.claims.failure = ValueError("nonsense")
+    assert run(node.prepare(prepared))[0].error
+    node.claims.failure = None
+    node.cluster.pods.clear()
+    run(node.release.look())
+    assert not node.store.table.allocations
+
+
 def test_nothing_is_written_while_its_processes_live(node, prepared, monkeypatch):
     (allocation,) = node.store.table.allocations
     alive(node, monkeypatch, allocation.id)
