@@ -26,7 +26,7 @@ from gigaslice.core.text import plain
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.pb import pluginregistration_v1_pb2 as api
 
-__all__ = ["ClaimRegistration"]
+__all__ = ["ClaimRegistration", "offer"]
 
 _FINISH_SECONDS = 5.0
 

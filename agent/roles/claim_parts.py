@@ -17,7 +17,7 @@ from agent.claims.cdi_files import CdiFiles
 from agent.claims.claim_reader import KubeClaimReader
 from agent.claims.following import ClaimFollowing
 from agent.claims.preparation import ClaimPreparation, edits_of
-from agent.claims.registration import ClaimRegistration
+from agent.claims.registration import ClaimRegistration, offer
 from agent.claims.release import ClaimRelease
 from agent.claims.service import Claims
 from agent.claims.slice_source import SliceSource
@@ -61,9 +61,14 @@ class ClaimParts:
 
 
 def claims_are_served(config: Config, store: Store) -> bool:
-    """Whether claims are what new pods get GPUs by, or pods have some that they got so before."""
-    return config.api == "dra" or any(
-        claim_of(allocation) is not None for allocation in store.table.allocations
+    """Whether claims are what new pods get GPUs by, or pods have some that they got so before.
+
+    A driver that an earlier agent has left registered may have left slices too, by which pods are still sent here.
+    """
+    return (
+        config.api == "dra"
+        or Path(offer(config.kubelet_root).registration).exists()
+        or any(claim_of(allocation) is not None for allocation in store.table.allocations)
     )
 
 
