@@ -64,7 +64,13 @@ Document = dict[str, Any]
 
 
 class Node:
-    """The agent as a process on a node of an existing cluster, and a namespace for pods."""
+    """The agent as a process on a node of an existing cluster, and a namespace for pods.
+
+    values: of the chart. flags: of the agent, beside those that name this node.
+    """
+
+    values: tuple[str, ...] = ("admission.mode=none",)
+    flags: tuple[str, ...] = ()
 
     def __init__(self, plane: Existing, name: str, image: str) -> None:
         self.plane, self.name, self.image = plane, name, image
@@ -82,7 +88,7 @@ class Node:
         machine = self.plane.folder / "machine.txt"
         machine.write_text(MACHINE.format(seed=os.getpid()))
         self._driver = driver_env(machine, self.plane.folder / "machine.state")
-        roles.install(self.plane, "admission.mode=none", without=("Deployment", "DaemonSet", "Service"))
+        roles.install(self.plane, *self.values, without=("Deployment", "DaemonSet", "Service"))
         self.api.post("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
         self._flags = [
             f"--state-dir={self.state}",
@@ -91,10 +97,11 @@ class Node:
             f"--metrics-address=127.0.0.1:{self._port}",
             f"--kubelet-dir={self.kubelet / 'device-plugins'}",
             f"--pod-resources={self.kubelet / 'pod-resources/kubelet.sock'}",
+            *self.flags,
         ]
         self.start()
         try:
-            until(lambda: self.allocatable() == GPUS * GIB, LONG)
+            until(self.offered, LONG)
         except BaseException:
             self.__exit__()
             raise
@@ -104,6 +111,10 @@ class Node:
         if self._agent is not None:
             self._agent.send_signal(signal.SIGTERM)
             self._agent.wait(60)
+
+    def offered(self) -> bool:
+        """Whether the cluster has all that the node offers."""
+        return self.allocatable() == GPUS * GIB
 
     def start(self) -> None:
         """Starts front and agent."""
