@@ -1,11 +1,11 @@
 """Has the kubelet ask again at once for a claim whose call was answered with an error.
 
-The kubelet repeats such a call after 72 seconds, its ordinary resync of a pod, and within 0.3 seconds of a change of
-the pod's metadata. So one annotation of the pod is written when its start would succeed: in the order in which the
+The kubelet repeats such a call after 60 to 90 seconds, its ordinary resync of a pod, and within 0.3 seconds of a change
+of the pod's metadata. So one annotation of the pod is written when its start would succeed: in the order in which the
 claims came, since each start may take what the next one needs. What was answered while this agent was not there, or
 the kubelet had no driver, is not known. So whenever the kubelet is known to have registered the driver, every pod of
 the node that waits with a claim is woken once. Not sooner: the kubelet looks for drivers once a second, and a pod that
-is woken before costs another 72 seconds. And an error of the kubelet's own costs as much, and no driver hears of it: it
+is woken before costs as much again. And an error of the kubelet's own costs as much, and no driver hears of it: it
 reads a claim with rights that the API server may give it a moment after the pod, or still has an older claim of the
 same name. So a pod that waits for its sandbox while nothing is prepared for it is woken too, the later the more often
 that was in vain.

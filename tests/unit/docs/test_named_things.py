@@ -36,6 +36,7 @@ METRICS = {
 }
 KUBERNETES = {
     "OnDelete",
+    "FailedPrepareDynamicResources",
     "OutOfcpu",
     "TopologyAffinityError",
     "UnexpectedAdmissionError",
