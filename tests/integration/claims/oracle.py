@@ -75,9 +75,19 @@ def device(gpu: str) -> str:
 
 
 def compare(books: Books, state: Path, size: int) -> None:
-    """Compares what the API server has allocated with what this node has promised of GPUs of so many bytes."""
+    """Compares what the API server has allocated with what this node has promised of GPUs of so many bytes.
+
+    A reader beside the agent may be shown the table before the last change. So what does not agree is read once more.
+    """
     since = time.monotonic()
-    table = recorded(state)
+    try:
+        _compare_table(books, recorded(state), size, since)
+    except AssertionError:
+        time.sleep(0.1)
+        _compare_table(books, recorded(state), size, since)
+
+
+def _compare_table(books: Books, table: AllocationTable, size: int, since: float) -> None:
     promised: Counter[str] = Counter()
     keys: Counter[str] = Counter()
     for allocation in table.allocations:
