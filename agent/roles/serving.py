@@ -7,6 +7,7 @@ GPUs, is served again with growing pauses (`agent.deviceplugin.hosting`).
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -24,6 +25,9 @@ from gigaslice.runtime.time_limit import set_within
 __all__ = ["serve", "while_needed"]
 
 _ROUND_SECONDS = 1.0
+_REPEATED_SECONDS = 30.0
+"""After a start in which claims are served although none is left: the agent before may have ended between the record of
+the last one's end and the answer, for which the kubelet asks again, and its pod stays Terminating meanwhile."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
@@ -47,12 +51,10 @@ async def serve(config: Config, parts: Parts, store: Store, stop: asyncio.Event,
     whole = [host(provider, config.kubelet_dir, stop, link) for provider in parts.whole_gpus]
     claims = []
     if parts.claims is not None:
+        left = _any(store, lambda allocation: claim_of(allocation) is not None)
+        until = time.monotonic() + _REPEATED_SECONDS
         claims.append(
-            while_needed(
-                _claims_again(parts, stop),
-                _any(store, lambda allocation: claim_of(allocation) is not None),
-                stop,
-            )
+            while_needed(_claims_again(parts, stop), lambda: left() or time.monotonic() < until, stop)
         )
     lead = serve_one(
         parts.servicer, config.kubelet_dir, socket_name(parts.servicer.provider.resource), stop, link
