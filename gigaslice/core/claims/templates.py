@@ -23,6 +23,7 @@ from gigaslice.core.claims.parameters import API_VERSION, KIND
 from gigaslice.core.model.gpu import CORES_PER_GPU
 from gigaslice.core.model.options import PREFIX, RequestOptions
 from gigaslice.core.model.pod import Pod
+from gigaslice.core.text import plain
 
 __all__ = [
     "CLAIMS",
@@ -331,12 +332,12 @@ def decode_templates(text: str) -> dict[str, ClaimTemplate]:
     templates = {}
     for name, containers in forms.items():
         if not isinstance(containers, list) or not 0 < len(containers) <= _MOST_REQUESTS:
-            raise ValueError(f"{name[:32]} has no containers")
+            raise ValueError(f"{plain(name[:32])} has no containers")
         template = ClaimTemplate(tuple(map(ContainerClaim.decode, containers)))
         if len({len(container.parts) for container in template.containers}) > 1 or template.mistakes():
-            raise ValueError(f"{name[:32]} is no claim that can be made")
+            raise ValueError(f"{plain(name[:32])} is no claim that can be made")
         if template.name != name:
-            raise ValueError(f"{name[:32]} is the name of another claim")
+            raise ValueError(f"{plain(name[:32])} is the name of another claim")
         templates[name] = template
     return templates
 

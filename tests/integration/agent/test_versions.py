@@ -11,6 +11,7 @@ import pytest
 
 import vcuda
 from agent.persistence import codec
+from agent.roles.records import CODEC
 from tests.integration.agent.conftest import RESOURCE, ROOT, allocation_dir, pod, wait_until
 from tests.integration.agent.test_crash import rpc_answers
 from vcuda import contract
@@ -48,7 +49,7 @@ def copied(directory, version, file_version):
 @pytest.fixture
 def newer(directory, agent):
     agent.driver = {**agent.environment(), "PYTHONDONTWRITEBYTECODE": "1"}  # its tree is gone afterwards
-    return copied(directory / "newer", "9.0.0", codec.VERSION + 1)
+    return copied(directory / "newer", "9.0.0", CODEC.newest + 1)
 
 
 def registered(node, agent):
@@ -114,7 +115,7 @@ def test_a_downgrade_is_refused_with_what_to_do_and_loses_nothing(node, agent, n
     for _ in range(2):  # as often as the kubelet starts it
         code, lines = agent.run()
         assert (code, len(lines)) == (1, 1)
-        assert f"version {codec.VERSION + 1}" in lines[0] and f"up to {codec.VERSION}" in lines[0]
+        assert f"version {CODEC.newest + 1}" in lines[0] and f"up to {CODEC.newest}" in lines[0]
         assert "start the newer gigaslice again, or move the file away" in lines[0]
     assert kept(agent) == files
     assert untouched(pods)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agent.claims.stored_slice import StoredSlice
 from agent.control.messages import ResizeAnswer
 from agent.control.server import decode_change
 from agent.health import health_files
@@ -21,10 +22,11 @@ from agent.limits import driver_limit_report
 from agent.persistence import codec
 from agent.roles.records import CODEC
 from gigaslice.core.claims.resource_claim import ResourceClaim
+from gigaslice.core.claims.templates import decode_templates
 from gigaslice.core.classes.amounts import amount_of
 from gigaslice.core.classes.resource_class import parse_resource_class
 from gigaslice.core.cluster.assignment import Assignment
-from gigaslice.core.cluster.demand import PodDemand
+from gigaslice.core.cluster.demand import ClusterUnits, PodDemand
 from gigaslice.core.cluster.inventory import NodeInventory
 from gigaslice.core.cluster.offered_units import offered_units
 from gigaslice.core.cluster.state import ClusterState
@@ -57,7 +59,7 @@ from gigaslice.kubeapi import informer, lease
 from gigaslice.kubeapi.client import ApiFailure, KubeAnswer, KubeClient
 from gigaslice.kubeapi.cluster_objects import gpu_pod, node_facts, unread_gpu_pod
 from gigaslice.kubeapi.documents import WHOLE, read_document
-from gigaslice.roles.controller import cluster_feed, dataset_statuses
+from gigaslice.roles.controller import claim_templates, cluster_feed, dataset_statuses, namespace_feed
 from gigaslice.roles.controller.class_objects import ClassFigures, plan_class_status, quota_classes
 from gigaslice.roles.controller.object_plan import stored
 from gigaslice.roles.controller.object_table import ObjectTable
@@ -69,6 +71,7 @@ from gigaslice.roles.dataset_node.store import documents
 from gigaslice.roles.scheduler.datasets import DatasetIndex
 from gigaslice.roles.scheduler.placer import Placer
 from gigaslice.roles.scheduler.protocol import BindRequest, PodRequest, PreemptRequest
+from gigaslice.roles.webhook.namespace_rules import parse_quota
 from gigaslice.roles.webhook.reviews import read_review
 from gigaslice.runtime import local_protocol
 from tests.fakes.kubeapi.reading import after_events, documents_of, listed
@@ -285,6 +288,24 @@ DECODERS: tuple[Decoder, ...] = (
     Decoder("claim", (AGENT,), _document(ResourceClaim.parse), lambda: (seeds.CLAIM,), (ValueError,), (
         "gigaslice.core.claims.resource_claim:ResourceClaim.parse",
     ), 1.5),
+    Decoder("slice", (AGENT,), _document(StoredSlice.parse), seeds.slices, (ValueError,), (
+        "agent.claims.stored_slice:StoredSlice.parse", "agent.claims.stored_slice",
+    )),
+    Decoder("claim template", (CONTROLLER,), _document(claim_templates._parse), seeds.claim_templates, (), (
+        "gigaslice.roles.controller.claim_templates:_parse", "gigaslice.roles.controller.claim_templates",
+    )),
+    Decoder("claims of a pod", (CONTROLLER,), _plain(decode_templates), seeds.claims_of_pods, (ValueError,), (
+        "gigaslice.core.claims.templates:decode_templates", "gigaslice.core.claims.templates:ContainerClaim.decode",
+    )),
+    Decoder("namespace", (CONTROLLER,), _document(namespace_feed._parse_namespace), lambda: (seeds.NAMESPACE,), (
+        ValueError,
+    ), (
+        "gigaslice.roles.controller.namespace_feed:_parse_namespace", "gigaslice.roles.controller.namespace_feed",
+        "gigaslice.roles.webhook.namespace_rules:parse_labels", "gigaslice.roles.webhook.namespace_rules",
+    ), 0.5),
+    Decoder("quota by claims", (CONTROLLER,), _document(lambda one: parse_quota(one, ClusterUnits())), lambda: (
+        seeds.QUOTA,
+    ), (), ("gigaslice.roles.webhook.namespace_rules:parse_quota",), 0.5),
     Decoder("pod with GPUs", (SCHEDULER,), _document(gpu_pod), seeds.pods, (ValueError,), (
         "gigaslice.kubeapi.cluster_objects:gpu_pod",
     )),
@@ -486,6 +507,8 @@ _OPERATOR = "a file or flag of the operator: read once, at the start, with every
 _READS = "reads bytes; what they are is decoded by another row"
 EXEMPT = {
     # --- readers of bytes ---
+    "agent.claims.slices": "what it reads is decoded by StoredSlice.parse; else one UID of a node",
+    "gigaslice.roles.webhook.claim_admission": "asks is_genuine of a template, whose row is that of the controller",
     "agent.commands.node_checks": "one boolean; whatever is wrong is caught there",
     "gigaslice.roles.dataset_node.subcommands.prefetch_pods:judgements": _READS,
     "gigaslice.core.kube.object_reader:ObjectReader._document": _READS,

@@ -13,6 +13,7 @@ from agent.providers.container_edits import ContainerEdits, Mount
 from agent.roles.records import CODEC
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationTable
+from gigaslice.core.claims.templates import ClaimTemplate, ContainerClaim, encode_templates
 from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.inventory import NodeInventory
 from gigaslice.core.cluster.names import ASSIGNMENT
@@ -24,6 +25,7 @@ from gigaslice.core.model import DATASET_DRIVER, AnnotationRights, Occupant, Sha
 from tests.fakes.clusters import inventory_gpu
 from tests.fakes.gpus import pairs_topology
 from tests.fakes.kubeapi import node_document, pod_document
+from tests.fakes.kubeapi.device_documents import device_document, slice_document
 from tests.fakes.kubeapi.replay import FOLDER
 from tests.fakes.nodes import allocation, uuid
 from vcuda import contract
@@ -184,6 +186,32 @@ CLAIM: Document = {
     },
 }  # fmt: skip
 """A claim as the API server has it when it is prepared."""
+
+
+def slices() -> tuple[Document, ...]:
+    """A node's slice, as its agent finds it at the server."""
+    document = slice_document(device_document(), device_document("gpu-1", 80), node="node-a", generation=3)
+    return ({**document, "metadata": {**document["metadata"], "uid": "u", "resourceVersion": "7"}},)
+
+
+def claim_templates() -> tuple[Document, ...]:
+    """A template of a pod's one line."""
+    template = ClaimTemplate((ContainerClaim(parts=(8, 4)),))
+    metadata = {"namespace": "team", "name": template.name, "uid": "u", "resourceVersion": "7"}
+    return ({"metadata": metadata, "spec": template.spec()},)
+
+
+def claims_of_pods() -> tuple[str, ...]:
+    """The annotations by which pods say what their templates were."""
+    templates = (ClaimTemplate((ContainerClaim(parts=(8,)),)), ClaimTemplate((ContainerClaim(parts=(1, 2)),)))
+    return (encode_templates(templates[:1]), encode_templates(templates))
+
+
+NAMESPACE: Document = {"metadata": {"name": "team", "labels": {"gigaslice.io/api": "dra", "a": "b"}}}
+QUOTA: Document = {
+    "metadata": {"namespace": "team", "name": "gpus"},
+    "spec": {"hard": {"requests.gigaslice.io/vgpu-memory": "64", "pods": "7"}},
+}
 
 
 def nodes() -> tuple[Document, ...]:
