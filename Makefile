@@ -28,7 +28,7 @@ TREE := gigaslice/roles/dataset_node/sources/_tree.c
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch]) \
   $(TREE)
 
-.PHONY: model model-quick all native extension extension-asan demo test test-long check lint bench test-gpu test-cluster test-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man chart-schema clean help
+.PHONY: model model-quick all native extension extension-asan demo test test-long check lint bench test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man chart-schema clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -86,6 +86,9 @@ test-cluster: all fakedriver  ## against real etcd, kube-apiserver and kube-sche
 
 test-kills: all  ## a node agent killed some hundred times under load, and handed over; KILLS=500, about twenty minutes
 	$(PY) -m tests.integration.agent.storm --kills $(or $(KILLS),500)
+
+test-claim-kills: all  ## a node of claims on which everything is killed some hundred times, against the API server's books; KILLS=500
+	$(PY) -m tests.integration.claims.storm --kills $(or $(KILLS),500)
 
 test-node-kills: all fakedriver  ## likewise on a node with a real kubelet, which K8S_NODE… name (tests/cluster/node_kills.py)
 	$(PY) -m tests.cluster.node_kills --kills $(or $(KILLS),200)

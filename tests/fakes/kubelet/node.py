@@ -319,6 +319,10 @@ class FakeKubelet:
         logs = self.directory / "pods" / pod.uid / state.name / f"exec-{self.rng.getrandbits(64):016x}"
         return self.runtime.exec(state.process, launch, logs)
 
+    def syncs(self, pod: Pod) -> bool:
+        """Whether this kubelet process has begun to look after a pod."""
+        return self._running is not None and pod.uid in self._running.workers
+
     def _admitted(self, pod: Pod) -> None:
         kubelet = self._now
         logs = self.directory / "pods" / pod.uid
