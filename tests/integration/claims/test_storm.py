@@ -10,6 +10,7 @@ from tests.integration.claims.storm import ClaimStorm
 _ROUNDS, _SECONDS = 8, 10.0
 
 
+@pytest.mark.long  # everything dies at once, so it needs a machine that has time for it
 @pytest.mark.parametrize("seed", [1])
 def test_the_books_agree_at_any_instant_and_nothing_is_left(directory, seed):
     with ApiServer(NODE) as api:
