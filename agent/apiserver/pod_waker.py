@@ -18,7 +18,7 @@ __all__ = ["PodWaker"]
 
 _TRIED_SECONDS = 600.0
 _REFUSED_SECONDS = 60.0
-_REMEDY = "freed memory may lie idle for 72 seconds; deploy/claims.yaml and the chart (node.api=dra) help"
+_REMEDY = "freed memory may lie idle for 90 seconds; deploy/claims.yaml and the chart (node.api=dra) help"
 
 
 class PodWaker:

@@ -1,9 +1,9 @@
 """NodePrepareResources: makes the allocations of a claim, and answers once its containers may start.
 
 The kubelet asks once for each claim, whatever pods and containers use it, and gives every later pod the first answer.
-An error costs a pod 72 seconds, the kubelet's ordinary resync: so a call is held while something stands in the way that
-time can mend, as long as anybody waits for it (`agent.allocation.start_wait`), and a pod that was answered with an
-error is woken once its start would succeed (`agent.claims.waking`).
+An error costs a pod 60 to 90 seconds, the kubelet's ordinary resync: so a call is held while something stands in the
+way that time can mend, as long as anybody waits for it (`agent.allocation.start_wait`), and a pod that was answered
+with an error is woken once its start would succeed (`agent.claims.waking`).
 
 The order is record, directory, file of the runtime, answer. A process that ends in between leaves what the next call
 finds by the claim's UID and finishes.

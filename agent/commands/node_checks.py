@@ -290,7 +290,7 @@ async def _ask_for_claims(client: KubeClient, node: str) -> Finding:
             return Finding("fail", subject, text, remedy)
         return Finding("warn", subject, str(failure), "see the API server's log")
     if not wakes:
-        text = "the agent may not annotate pods: memory that becomes free may idle for 72 seconds"
+        text = "the agent may not annotate pods: memory that becomes free may idle for 90 seconds"
         return Finding("warn", subject, text, "apply deploy/claims.yaml, or the chart with node.api=dra")
     if waiting:
         remedy = (

@@ -1,7 +1,7 @@
 """The driver of claims at the kubelet: the socket by which the kubelet finds it, and the one at which it is called.
 
 The kubelet connects by itself to whatever socket appears in its directory plugins_registry, so there is nothing to
-repeat: both sockets are there, or are made anew. A call that is answered with an error costs a pod 72 seconds. So a
+repeat: both sockets are there, or are made anew. A call that is answered with an error costs a pod a minute. So a
 call is held while the agent is away, for almost as long as the kubelet waits for it.
 """
 

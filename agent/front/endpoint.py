@@ -6,6 +6,7 @@ It polls ten times a second and whenever something asks for it. The agent may co
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,7 +42,7 @@ class EndpointOwner(Loop, Protocol):
         """Whether PEER has called and waits."""
 
 
-class Endpoint:
+class Endpoint(ABC):
     """One offer of the agent, served for FRONT.
 
     Attributes:
@@ -90,9 +91,9 @@ class Endpoint:
 
     # --- the agent ------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def attach(self, offer: Any, number: int) -> None:
         """The agent has started and makes this offer."""
-        raise NotImplementedError
 
     def detach(self) -> None:
         """The agent has ended."""
@@ -107,8 +108,9 @@ class Endpoint:
         except OSError as error:  # no descriptors, or no memory: at the next poll, then
             self.say("cannot serve", socket=str(self.ports[0].path), detail=error.strerror)
 
+    @abstractmethod
     def _poll(self) -> None:
-        raise NotImplementedError
+        """Takes the next step, if one is due. Raises SocketError, LockedError or OSError."""
 
     def close(self) -> None:
         """Ends the connections and removes the sockets, the last one first. The kubelet then takes the plugin for
@@ -118,9 +120,9 @@ class Endpoint:
             port.close()
         self.lock.release()
 
+    @abstractmethod
     def prepare_handover(self) -> None:
         """A successor is about to be given what is open."""
-        raise NotImplementedError
 
     def adopt_lock(self, fd: int) -> None:
         """Goes on with the lock that another process took."""
@@ -163,19 +165,19 @@ class Endpoint:
             self._stream_reset(peer, event.stream)
             self._front.call_cancelled(peer, event.stream)
 
+    @abstractmethod
     def _request_received(
         self, port: Port, peer: Peer, event: MessageReceived, service: str, method: str
     ) -> None:
         """Answers a request, now or later. Raises StatusError."""
-        raise NotImplementedError
 
-    def _stream_reset(self, peer: Peer, stream: int) -> None:
+    def _stream_reset(self, peer: Peer, stream: int) -> None:  # noqa: B027  (most have nothing to do)
         """A stream of PEER has been given up."""
 
-    def room_made(self, peer: Peer) -> None:
+    def room_made(self, peer: Peer) -> None:  # noqa: B027  (most have nothing to do)
         """PEER may have room for more."""
 
-    def peer_closed(self, peer: Peer) -> None:
+    def peer_closed(self, peer: Peer) -> None:  # noqa: B027  (most have nothing to do)
         """The connection of PEER has ended."""
 
     def waits(self, peer: Peer) -> bool:

@@ -24,6 +24,7 @@ from agent.claims.slice_source import SliceSource
 from agent.claims.slices import SlicePublisher
 from agent.claims.waking import ClaimWaking
 from agent.config import Config
+from agent.health.controller import BOOT_ID
 from agent.link import Link
 from agent.persistence.store import Store
 from agent.telemetry.counters import Counters
@@ -36,7 +37,6 @@ __all__ = ["CLAIM_TIMES", "ClaimParts", "build_claims", "claims_are_served"]
 
 CLAIM_TIMES = StartTimes(patience=40.0, unwatched_patience=20.0, margin=4.0)
 """The kubelet gives up after 45 seconds, and an error costs a pod 72."""
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def build_claims(
         unit=SliceUnit(config.slice_bytes, units.parse_bytes),
         rights=config.annotation_rights,
         visible_devices=config.visible_devices,
-        boot_id=_BOOT_ID.read_text().strip(),
+        boot_id=BOOT_ID.read_text().strip(),
         allocated=allocated,
     )
     release = ClaimRelease(

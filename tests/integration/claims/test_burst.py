@@ -1,7 +1,4 @@
-"""Many pods with claims at once on one node: each runs, or waits with a reason. GIGASLICE_BURST=200 makes more of them.
-
-With 200 the allocator of the stand-in takes most of the time: see what is printed.
-"""
+"""Many pods with claims at once on one node: each runs, or waits with a reason. GIGASLICE_BURST says how many."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_without_the_right_it_says_what_gives_it(server, pod, wake):
         Fault("PATCH", "/pods/late", status=403, when=lambda _, target: "dryRun" not in target)
     )
     (problem,) = wake(pod)
-    assert "may not annotate pods" in problem and "72 seconds" in problem
+    assert "may not annotate pods" in problem and "90 seconds" in problem
 
 
 def test_another_pod_of_that_name_and_one_that_is_gone_are_left_alone(server, pod, wake):

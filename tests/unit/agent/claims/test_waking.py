@@ -105,7 +105,7 @@ def test_every_pod_that_waits_with_a_claim_of_ours_is_woken(make_node):
 
 
 def test_nobody_is_woken_before_the_kubelet_has_the_driver_and_all_each_time_it_has_it_anew(make_node):
-    """It answers a pod that is woken before with an error, and looks at it 72 seconds later."""
+    """It answers a pod that is woken before with an error, and looks at it a minute or more later."""
     node = make_node()
     node.claims.put(claim("ours", result(0, 4)))
     node.cluster.put(claiming("a", claims=("ours",)))

@@ -338,7 +338,7 @@ def test_rights_for_claims_that_are_missing_are_named(claims, right, subject, le
     server.answers.refused_rights = {right}
     found = find(subject)
     assert found.level == level
-    assert "72 seconds" in found.text if subject == "claims" else " ".join(right) in found.text
+    assert "90 seconds" in found.text if subject == "claims" else " ".join(right) in found.text
 
 
 def test_a_cluster_without_claims_is_no_place_for_them(claims):
