@@ -8,7 +8,7 @@ the node that waits with a claim is woken once. Not sooner: the kubelet looks fo
 is woken before costs as much again. And an error of the kubelet's own costs as much, and no driver hears of it: it
 reads a claim with rights that the API server may give it a moment after the pod, or still has an older claim of the
 same name. So a pod that waits for its sandbox while nothing is prepared for it is woken too, the later the more often
-that was in vain.
+that was in vain. After a boot the kubelet asks anew for pods that are Running for the API server: these wait likewise.
 """
 
 from __future__ import annotations
@@ -188,4 +188,5 @@ class ClaimWaking:
 
 
 def _waits(pod: Pod) -> bool:
-    return pod.phase == "Pending" and not pod.ending
+    """Whether the kubelet is still to start it. After a boot that includes pods that are Running without a sandbox."""
+    return not pod.ending and (pod.phase == "Pending" or (pod.phase == "Running" and not pod.sandboxed))

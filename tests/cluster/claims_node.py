@@ -95,6 +95,14 @@ class ClaimNode(Node):
         """Of the published slices, in their order."""
         return [device["name"] for spec in self.slices().values() for device in spec.get("devices", ())]
 
+    def free_gib(self, gpu: str) -> int:
+        """What is published of a GPU."""
+        name = f"gpu-{gpu.removeprefix('GPU-').lower()}"
+        (device,) = (
+            one for spec in self.slices().values() for one in spec.get("devices", ()) if one["name"] == name
+        )
+        return quantity(device["capacity"]["memory"]["value"]) >> 30
+
     def halt(self, number: signal.Signals) -> None:
         """Sends a signal to front and agent, and waits for their end."""
         workers = psutil.Process(self.agent.pid).children()
@@ -106,6 +114,17 @@ class ClaimNode(Node):
         assert self._agent is not None
         self._agent.wait(60)
         psutil.wait_procs(workers, 30)
+
+    def ended(self, seconds: float) -> int:
+        """Waits until the front that was started last has ended by itself; returns its exit status."""
+        assert self._agent is not None
+        return self._agent.wait(seconds)
+
+    def use_state(self, folder: Path) -> None:
+        """Another state directory for agents that are started from now on."""
+        self.state = folder
+        self._flags = [flag for flag in self._flags if not flag.startswith("--state-dir=")]
+        self._flags.append(f"--state-dir={folder}")
 
     def start_successor(self) -> subprocess.Popen[bytes]:
         """Starts another agent beside this one; returns the front of the older."""

@@ -1,13 +1,20 @@
-"""One control plane for all tests of this folder; without binaries they are skipped with the line that says so."""
+"""One control plane, or one node, for all tests of this folder; where it is missing they are skipped and say so."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.cluster import roles
+from tests.cluster.claim_promises import promises_kept
+from tests.cluster.claims_node import CDI, ClaimNode
 from tests.cluster.control_plane import ControlPlane, find_binaries
+from tests.cluster.node_kills import GPUS
+from tests.cluster.test_node import Existing
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +36,38 @@ def roles_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPla
     with ControlPlane(tmp_path_factory.mktemp("roles-plane"), binaries) as found:
         found.documents = roles.install(found, "admission.mode=none")
         yield found
+
+
+@pytest.fixture(scope="module")
+def claims_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimNode]:
+    """A node with a real kubelet whose agent serves claims."""
+    wanted = ("K8S_NODE_KUBECONFIG", "K8S_NODE", "K8S_NODE_IMAGE")
+    missing = [name for name in wanted if not os.environ.get(name)]
+    if missing or os.geteuid():
+        pytest.skip(
+            f"no node with a real kubelet: {', '.join(missing) or 'root'} is missing (tests/cluster/test_node.py)"
+        )
+    binaries = find_binaries()
+    if isinstance(binaries, str):
+        pytest.skip(binaries)
+    path, name, image = (os.environ[each] for each in wanted)
+    with Existing(tmp_path_factory.mktemp("claims"), binaries, Path(path)) as plane:
+        assert not list(CDI.glob("gigaslice.io-*")), "another agent has left claims there"
+        with ClaimNode(plane, name, image) as node:
+            time.sleep(2)  # policies act about a second after they are installed
+            try:
+                yield node
+            finally:
+                node.clear()
+                node.api.delete(f"/api/v1/namespaces/{node.namespace}")
+
+
+@pytest.fixture
+def node(claims_served: ClaimNode) -> Iterator[ClaimNode]:
+    """The node without pods, and again afterwards, with nothing left of what they had."""
+    with promises_kept(claims_served) as promises:
+        yield claims_served
+        claims_served.clear()
+        claims_served.nothing_left(30)
+    assert promises.checks
+    assert len(claims_served.devices()) == GPUS

@@ -30,7 +30,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,13 @@ gpu *:
   capability: 8.9
   multiprocessors: 58
 """ + "".join(f"gpu {number}:\n  pci: 00000000:{0x3B + number:02x}:00.0\n" for number in range(GPUS))
+OURS = (sys.executable, "-m", "gigaslice_cli")
 SIZES = {12: 3, 8: 3, 6: 4, 3: 4, 2: 5}
 """Replicas by slices: 106 of the 96 that there are."""
 LONG = 240.0
+_NOT_HERE = (
+    "Deployment", "DaemonSet", "Service", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration",
+)  # fmt: skip
 Document = dict[str, Any]
 
 
@@ -88,7 +92,7 @@ class Node:
         machine = self.plane.folder / "machine.txt"
         machine.write_text(MACHINE.format(seed=os.getpid()))
         self._driver = driver_env(machine, self.plane.folder / "machine.state")
-        roles.install(self.plane, *self.values, without=("Deployment", "DaemonSet", "Service"))
+        roles.install(self.plane, *self.values, without=_NOT_HERE)
         self.api.post("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
         self._flags = [
             f"--state-dir={self.state}",
@@ -116,10 +120,10 @@ class Node:
         """Whether the cluster has all that the node offers."""
         return self.allocatable() == GPUS * GIB
 
-    def start(self) -> None:
-        """Starts front and agent."""
+    def start(self, version: Sequence[str] = OURS, without: tuple[str, ...] = ()) -> None:
+        """Starts front and agent of a VERSION, without flags that it does not have."""
         with (self.plane.folder / "node.log").open("ab") as log:
-            command = [sys.executable, "-m", "gigaslice_cli", "node", *self._flags]
+            command = [*version, "node", *(flag for flag in self._flags if flag.split("=")[0] not in without)]
             self._agent = subprocess.Popen(
                 command, stdout=log, stderr=log, env={**os.environ, **self._driver}, start_new_session=True
             )

@@ -5,14 +5,12 @@ The controller's parts run here with a token of its own account, and serve the w
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import json
 import os
 import re
 import shutil
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,15 +18,8 @@ import pytest
 
 from gigaslice.core.claims.templates import ClaimTemplate, ContainerClaim, container_claim, is_genuine
 from gigaslice.core.model import RequestOptions
-from gigaslice.kubeapi.access import find_access
-from gigaslice.kubeapi.client import KubeClient
-from gigaslice.role_settings import load
-from gigaslice.roles.controller.config import ControllerConfig
-from gigaslice.roles.controller.parts import ControllerParts
-from gigaslice.roles.webhook.rotation import WebhookCertificates
-from gigaslice.roles.webhook.server import routes
-from gigaslice.runtime.web_servers import served as served_by
 from tests.cluster import roles
+from tests.cluster.claim_controller import RunningController
 from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, free_port, until
 from tests.cluster.test_admission import limits_of, may, pod
 from tests.unit.manifests.test_chart import ROOT, documents_of
@@ -46,68 +37,6 @@ NODE_GPUS = (
 )
 Document = dict[str, Any]
 _numbers = itertools.count()
-
-
-class Running:
-    """A replica of the controller in a thread of its own."""
-
-    def __init__(self, plane: ControlPlane) -> None:
-        self.port = free_port()
-        self.reviews: list[tuple[str, bool]] = []
-        self.failure: BaseException | None = None
-        self.parts: ControllerParts
-        self._plane = plane
-        self._loop = asyncio.new_event_loop()
-        self._ready, self._ended = threading.Event(), asyncio.Event()
-        self._thread = threading.Thread(target=self._body)
-
-    def __enter__(self) -> Running:
-        self._thread.start()
-        assert self._ready.wait(60) and self.failure is None, self.failure
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join(30)
-        self._loop.close()
-
-    def _body(self) -> None:
-        try:
-            self._loop.run_until_complete(self._run())
-        except BaseException as error:  # noqa: BLE001  (shown by the test that waits)
-            self.failure = error
-            self._ready.set()
-
-    async def _run(self) -> None:
-        access, _ = find_access(roles.kubeconfig(self._plane, roles.CONTROLLER), "")
-        assert access is not None
-        settings = {
-            "namespace": NAMESPACE, "webhook-address": f"127.0.0.1:{self.port}", "metrics-address": "off",
-            "webhook-secret": "gigaslice-webhook", "webhook-service": "gigaslice-webhook",
-            "webhook-configuration": "gigaslice-webhook",
-        }  # fmt: skip
-        async with KubeClient(access, "test") as client:
-            parts = self.parts = ControllerParts(
-                client, load(ControllerConfig, settings, {}), f"r{self.port}"
-            )
-            parts.templates._unnamed_seconds = UNNAMED_SECONDS
-            tasks = [asyncio.create_task(part()) for part in (*parts.essential.values(), parts.events.run)]
-            certificates = WebhookCertificates(
-                client, namespace=NAMESPACE, secret="gigaslice-webhook", service="gigaslice-webhook",
-                configuration="gigaslice-webhook",
-            )  # fmt: skip
-            certificates._host = "localhost"  # no address of a Service leads to this process
-            await certificates.prepare()
-            while not parts._may_write():
-                await asyncio.sleep(0.1)
-            answers = routes(parts.facts, lambda path, ok: self.reviews.append((path, ok)), parts.claims)
-            async with served_by(answers, certificates.context) as listener:
-                await listener.start("localhost", self.port)
-                self._ready.set()
-                await self._ended.wait()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.fixture(scope="module")
@@ -133,20 +62,15 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="module")
-def running(plane: ControlPlane) -> Iterator[Running]:
-    one = Running(plane)
-    for document in plane.documents:
-        if "WebhookConfiguration" in document["kind"]:
-            for hook in document["webhooks"]:
-                path = hook["clientConfig"]["service"]["path"]
-                hook["clientConfig"] = {"url": f"https://localhost:{one.port}{path}"}
-            plane.admin.apply(document)
+def running(plane: ControlPlane) -> Iterator[RunningController]:
+    one = RunningController(plane, unnamed_seconds=UNNAMED_SECONDS)
+    one.apply_webhooks(plane.documents)
     with one:
         until(lambda: _asked(plane.admin, one))
         yield one
 
 
-def _asked(api: Api, running: Running) -> bool:
+def _asked(api: Api, running: RunningController) -> bool:
     """Whether the API server asks the webhook by now."""
     with contextlib.suppress(Refused):
         return bool(

@@ -7,102 +7,24 @@ container runtime; without them the tests of that are skipped. `claim_promises` 
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.claim_promises import promises_kept
+from tests.cluster.claim_scenes import KUBELET_RACE, REFUSALS, restart_of, timed, undisturbed
 from tests.cluster.claims_node import (
     CDI,
     ENDING,
     KUBELET_SOCKETS,
     RESOURCES,
     ClaimNode,
-    command_of,
     container,
     lingering,
 )
-from tests.cluster.control_plane import find_binaries, until
+from tests.cluster.control_plane import until
 from tests.cluster.node_kills import GPUS
-from tests.cluster.test_node import Existing
-
-_RACE = "no relationship found"
-"""The kubelet's own error about a pod that was bound just now: its API server does not let it read the claim yet."""
-_REFUSALS = ("FailedPrepareDynamicResources", "Failed", "FailedCreatePodSandBox")
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimNode]:
-    wanted = ("K8S_NODE_KUBECONFIG", "K8S_NODE", "K8S_NODE_IMAGE")
-    missing = [name for name in wanted if not os.environ.get(name)]
-    if missing or os.geteuid():
-        pytest.skip(
-            f"no node with a real kubelet: {', '.join(missing) or 'root'} is missing (tests/cluster/test_node.py)"
-        )
-    binaries = find_binaries()
-    if isinstance(binaries, str):
-        pytest.skip(binaries)
-    path, name, image = (os.environ[each] for each in wanted)
-    with Existing(tmp_path_factory.mktemp("claims"), binaries, Path(path)) as plane:
-        assert not list(CDI.glob("gigaslice.io-*")), "another agent has left claims there"
-        with ClaimNode(plane, name, image) as node:
-            time.sleep(2)  # policies act about a second after they are installed
-            try:
-                yield node
-            finally:
-                node.clear()
-                node.api.delete(f"/api/v1/namespaces/{node.namespace}")
-
-
-@pytest.fixture
-def node(served: ClaimNode) -> Iterator[ClaimNode]:
-    """The node without pods, and again afterwards, with nothing left of what they had."""
-    with promises_kept(served) as promises:
-        yield served
-        served.clear()
-        served.nothing_left(30)
-    assert promises.checks
-    assert len(served.devices()) == GPUS
-
-
-def timed(what: str, seconds: float) -> float:
-    print(f"{what}: {seconds:.2f} s")
-    return seconds
-
-
-def undisturbed(node: ClaimNode, *names: str) -> Callable[[], None]:
-    """Returns what asserts that pods have the same containers as now, and none was refused."""
-
-    def state() -> list[object]:
-        return [
-            (one["containerID"], one["restartCount"])
-            for name in names
-            for one in node.get(name)["status"]["containerStatuses"]
-        ] + [sorted(node.pages(name).items()) for name in names]
-
-    def refusals(name: str) -> set[tuple[str, str]]:
-        return {event for event in node.events(name) if event[0] in _REFUSALS}
-
-    before, refused = state(), {name: refusals(name) for name in names}
-
-    def check() -> None:
-        assert state() == before
-        assert {name: refusals(name) for name in names} == refused
-
-    return check
-
-
-def restart_of(name: str) -> Callable[[], None]:
-    command = command_of(name)
-    if command is None:
-        pytest.skip(f"{name} names no command")
-    return command
-
 
 # --- what containers get -----------------------------------------------------------------------------------------
 
@@ -224,18 +146,29 @@ def test_a_killed_sandbox_gets_the_same_again_without_a_call(node: ClaimNode) ->
     assert node.calls() == calls
 
 
+def lose_files() -> None:
+    """Removes the runtime's files and waits until they are there again: a container that comes between is late by 15 s.
+
+    So long the kubelet waits after an error of the runtime, whoever makes the files again and how soon.
+    """
+    files = list(CDI.glob("*"))
+    for path in files:
+        path.unlink()
+    begun = time.monotonic()
+    until(lambda: all(path.exists() for path in files), 5)
+    timed("the runtime's files are there again", time.monotonic() - begun)
+
+
 def test_files_of_the_runtime_that_are_lost_are_made_again(node: ClaimNode) -> None:
     """For a later pod of a claim, and for a new sandbox of an earlier one: the kubelet asks for neither."""
     node.claim("shared", gpu="4Gi")
     node.sharing("p")
     node.running("p")
     page, calls = node.page("p"), node.calls()
-    for path in CDI.glob("*"):
-        path.unlink()
+    lose_files()
     node.sharing("q")
     timed("a later pod of the claim runs", node.running("q", within=15))
-    for path in CDI.glob("*"):
-        path.unlink()
+    lose_files()
     timed("a killed sandbox is back", restarted(node, "p", 0))
     assert node.page("p") == node.page("q") == page
     assert node.calls() == calls
@@ -341,7 +274,9 @@ def test_the_next_version_takes_over(node: ClaimNode) -> None:
         thread.join()
     timed(f"the last of {len(names)} pods run", node.running(*names, within=30))
     for name in names:
-        texts = [text for reason, text in node.events(name) if reason in _REFUSALS and _RACE not in text]
+        texts = [
+            text for reason, text in node.events(name) if reason in REFUSALS and KUBELET_RACE not in text
+        ]
         assert not texts, texts
     assert {path.name: path.stat().st_ino for path in KUBELET_SOCKETS.glob("gigaslice*")} == sockets
     assert node.slices().keys() == published.keys()

@@ -207,14 +207,12 @@ def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[PodClai
 
 
 def _sandboxed(status: Mapping[str, Any]) -> bool:
-    """Whether the kubelet says that the sandbox is there."""
+    """Whether the kubelet says that the sandbox is there; where it does not say (before 1.29), whether the pod runs."""
     conditions = status.get("conditions")
-    return any(
-        isinstance(one, dict)
-        and one.get("type") == "PodReadyToStartContainers"
-        and one.get("status") == "True"
-        for one in (conditions if isinstance(conditions, list) else ())
-    )
+    for condition in conditions if isinstance(conditions, list) else ():
+        if isinstance(condition, dict) and condition.get("type") == "PodReadyToStartContainers":
+            return condition.get("status") == "True"
+    return status.get("phase") == "Running"
 
 
 def _awaits_provisioning(spec: Mapping[str, Any]) -> bool:

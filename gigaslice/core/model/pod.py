@@ -77,8 +77,8 @@ class Pod:
     others were evicted for it, while it is unbound. awaits_provisioning: whether volumes or devices of
     others have to be provided before it can be bound. readable: False where all but its names and its node could not be
     understood: it may hold GPUs that nothing tells. claims: its claims to devices. sandboxed: whether the kubelet has
-    made its sandbox, which it does when all of its claims are prepared. version: its resourceVersion, which is no part
-    of what it is.
+    made its sandbox, which it does when all of its claims are prepared; a running pod loses it in a reboot. version:
+    its resourceVersion, which is no part of what it is.
     """
 
     namespace: str

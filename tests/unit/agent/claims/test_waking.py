@@ -94,7 +94,7 @@ def test_every_pod_that_waits_with_a_claim_of_ours_is_woken(make_node):
     node.claims.put(claim("theirs"))
     node.cluster.put(claiming("a", claims=("ours",)))
     node.cluster.put(claiming("b", claims=("theirs",)))
-    node.cluster.put(claiming("c", claims=("ours",), phase="Running"))
+    node.cluster.put(claiming("c", claims=("ours",), phase="Running", sandboxed=True))
     node.cluster.put(claiming("d", claims=("ours",), ending=True))
     node.cluster.put(claiming("e", claims=()))
     asyncio.run(node.waking.wake_all())
@@ -188,7 +188,7 @@ def test_a_pod_that_nobody_asked_for_is_woken_ever_more_seldom(make_node):
 
 @pytest.mark.parametrize(
     "more",
-    [{"sandboxed": True}, {"phase": "Running"}, {"ending": True}, {"claims": ()}],
+    [{"sandboxed": True}, {"phase": "Succeeded"}, {"ending": True}, {"claims": ()}],
     ids=lambda more: next(iter(more)),
 )
 def test_who_waits_for_something_else_is_not_woken(make_node, more):
@@ -201,6 +201,18 @@ def test_a_pod_with_claims_of_others_alone_is_not_woken(make_node):
     node = make_node()
     node.reserve(claim("c"), claiming("train"))
     assert looked_at(node, 0.0, 3.0) == []
+
+
+def test_after_a_boot_a_pod_that_ran_is_woken_though_its_claim_is_prepared(make_node):
+    """Its sandbox is gone, and the kubelet asks for it anew; it may have done so before the driver was there."""
+    node = make_node()
+    own = node.reserve(claim("c", result(0, 4)), claiming("train", phase="Running", sandboxed=True))
+    asyncio.run(node.prepare(own))
+    assert looked_at(node, 0.0, 3.0) == []
+    node.cluster.put(claiming("train", phase="Running", sandboxed=False))
+    asyncio.run(node.waking.wake_all())
+    assert woken(node) == ["train"]
+    assert looked_at(node, 4.0, 6.0) == ["train"] * 2
 
 
 def test_a_second_pod_of_a_prepared_claim_is_woken_too(make_node):

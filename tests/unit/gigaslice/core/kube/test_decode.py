@@ -81,6 +81,14 @@ def test_a_pod_shows_whether_its_sandbox_is_there(conditions, sandboxed):
     assert parse_pod(document).sandboxed is sandboxed
 
 
+@pytest.mark.parametrize("condition", [None, "False", "True"])
+def test_a_pod_that_runs_has_its_sandbox_unless_the_kubelet_denies_it(condition):
+    document = pod_document("p")
+    conditions = [{"type": "PodReadyToStartContainers", "status": condition}] if condition else []
+    document["status"] |= {"phase": "Running", "conditions": conditions}
+    assert parse_pod(document).sandboxed is (condition != "False")
+
+
 @pytest.mark.parametrize(("value", "read"), [("node-a", "node-a"), (None, ""), (7, ""), ("x" * 300, "")])
 def test_the_node_on_which_others_were_evicted_for_it(value, read):
     document = pod_document("p")
