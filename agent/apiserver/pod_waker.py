@@ -6,6 +6,7 @@ annotation (`node_trial`).
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -28,6 +29,7 @@ class PodWaker:
         """Args: client: The API server. clock: Seconds that never go back."""
         self._client = client
         self._clock = clock
+        self._trial = asyncio.Lock()  # several pods may be woken at a time
         self._tried_at: float | None = None  # when the agent was seen to be kept to its annotation
         self._refused = ("", 0.0)  # why not, and until when it is not tried again
 
@@ -41,10 +43,11 @@ class PodWaker:
             "metadata": {"uid": pod.uid, "annotations": {WAKE: str(int(time.time() * 1000))}}
         }  # another pod of that name is a conflict
         try:
-            if self._tried_at is None or self._clock() - self._tried_at >= _TRIED_SECONDS:
-                self._tried_at = None
-                await check_bounds(self._client, "namespaces", pod.namespace, "pods", pod.name)
-                self._tried_at = self._clock()
+            async with self._trial:
+                if self._tried_at is None or self._clock() - self._tried_at >= _TRIED_SECONDS:
+                    self._tried_at = None
+                    await check_bounds(self._client, "namespaces", pod.namespace, "pods", pod.name)
+                    self._tried_at = self._clock()
             await self._client.request("PATCH", path, body=body, content=MERGE_PATCH, patient=False)
             self._refused = ("", 0.0)
         except UnboundedError as error:

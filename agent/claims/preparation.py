@@ -64,6 +64,8 @@ class ClaimPreparation:
 
     Attributes:
         refused: What claims were last answered with an error for, and wait: by UID, in the order of their arrival.
+        answered: The UIDs of claims that were answered without an error, by namespace and name. Who reads them takes
+            out those that have ended.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class ClaimPreparation:
             allocated: Called when allocations were made.
         """
         self.refused: dict[str, ClaimName] = {}
+        self.answered: dict[tuple[str, str], str] = {}
         self._store = store
         self._service = service
         self._checks = checks
@@ -147,6 +150,7 @@ class ClaimPreparation:
             self._log.info("claim not prepared", claim=str(name), uid=name.uid, detail=answer.error)
         else:
             self.refused.pop(name.uid, None)
+            self.answered[name.namespace, name.name] = name.uid
         return answer
 
     def preparing(self, uid: str) -> bool:

@@ -8,23 +8,29 @@ the node that waits with a claim is woken once. Not sooner: the kubelet looks fo
 is woken before costs as much again. And an error of the kubelet's own costs as much, and no driver hears of it: it
 reads a claim with rights that the API server may give it a moment after the pod, or still has an older claim of the
 same name. So a pod that waits for its sandbox while nothing is prepared for it is woken too, the later the more often
-that was in vain. After a boot the kubelet asks anew for pods that are Running for the API server: these wait likewise.
+that was in vain; not a pod that alone has a claim which the kubelet was given. In a burst that is every tenth pod, and
+several are woken at a time. After a boot the kubelet asks anew for pods that are Running for the API server: these
+wait likewise.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 
 from agent.apiserver import Cluster
 from agent.claims.claim_reader import ClaimReader
 from agent.claims.messages import ClaimName
 from agent.persistence.store import Store
+from gigaslice.core.claims.origin import claim_of
 from gigaslice.core.errors import GigasliceError
 from gigaslice.core.model import Pod
 from gigaslice.kubeapi.failures import ApiFailure
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.tasks import all_of
 from gigaslice.runtime.wakeup import Alarm
 
 __all__ = ["ClaimWaking"]
@@ -36,6 +42,8 @@ _SYNC_SECONDS = 30.0  # that the pods are waited for
 _UNASKED_SECONDS = 2.0
 """That a pod is without a sandbox and a call until it is woken; then twice as long each time."""
 _UNASKED_MOST = 64.0
+_AT_A_TIME = 8
+"""Pods that are woken at a time: each takes two answers of the API server."""
 
 
 class ClaimWaking:
@@ -48,6 +56,7 @@ class ClaimWaking:
         claims: ClaimReader,
         *,
         refused: Callable[[], dict[str, ClaimName]],
+        answered: Callable[[], dict[tuple[str, str], str]],
         would_start: Callable[[str], Awaitable[bool]],
         preparing: Callable[[str], bool],
         clock: Callable[[], float] = time.monotonic,
@@ -60,6 +69,8 @@ class ClaimWaking:
             claims: Reads claims.
             refused: Returns the claims that were answered with an error, by UID, in the order of their arrival; those
                 that nobody waits for any more are taken out.
+            answered: Returns the UIDs of the claims that the kubelet was given, by namespace and name; those that have
+                ended are taken out, and all when the kubelet has registered the driver anew.
             would_start: Whether a claim of that UID would be prepared now.
             preparing: Whether a claim of that UID is being prepared now.
             clock: Seconds that never go back.
@@ -68,6 +79,7 @@ class ClaimWaking:
         self._cluster = cluster
         self._claims = claims
         self._refused = refused
+        self._answered = answered
         self._would_start = would_start
         self._preparing = preparing
         self._clock = clock
@@ -82,6 +94,7 @@ class ClaimWaking:
 
     def registered(self) -> None:
         """The kubelet has the driver, since now or for longer than this agent is there. Returns at once."""
+        self._answered().clear()
         self._all_due = True
         self._alarm.ring()
 
@@ -105,9 +118,7 @@ class ClaimWaking:
         while not self._cluster.synced and self._clock() < until:
             await self._cluster.news(0.2)
         pods = [pod for pod in self._cluster.pods.values() if _waits(pod) and pod.claims]
-        for pod in pods:
-            if await self._has_ours(pod):
-                await self._wake(pod)
+        await self._wake_those_with_ours(pods, unasked=False)
 
     async def wake_ready(self) -> None:
         """Wakes the pods of those claims that would be prepared now."""
@@ -142,14 +153,43 @@ class ClaimWaking:
         ]
         first = (now + _UNASKED_SECONDS, _UNASKED_SECONDS)
         self._unasked = {pod.uid: self._unasked.get(pod.uid, first) for pod in pods}
-        for pod in pods:
-            due, pause = self._unasked[pod.uid]
-            if now < due:
-                continue
+        due = [pod for pod in pods if now >= self._unasked[pod.uid][0]]
+        for pod in due:
+            _, pause = self._unasked[pod.uid]
             later = min(2 * pause, _UNASKED_MOST)
             self._unasked[pod.uid] = now + later, later
-            if await self._has_ours(pod, unasked=True):
-                await self._wake(pod)
+        if due:
+            asked = self._asked()
+            await self._wake_those_with_ours([pod for pod in due if not asked(pod)], unasked=True)
+
+    def _asked(self) -> Callable[[Pod], bool]:
+        """Returns what tells whether the kubelet has been given all claims of a pod, and no other pod has them."""
+        claims = {
+            origin.uid for allocation in self._store.table.allocations if (origin := claim_of(allocation))
+        }
+        answered = self._answered()
+        for name in [name for name, uid in answered.items() if uid not in claims]:
+            del answered[name]
+        pods = Counter(
+            (pod.namespace, own.claim) for pod in self._cluster.pods.values() for own in pod.claims
+        )
+
+        def asked(pod: Pod) -> bool:
+            names = [(pod.namespace, own.claim) for own in pod.claims]
+            return all(name in answered and pods[name] == 1 for name in names)
+
+        return asked
+
+    async def _wake_those_with_ours(self, pods: Sequence[Pod], *, unasked: bool) -> None:
+        """Wakes those pods that have a claim to devices of ours, several at a time."""
+        turn = asyncio.Semaphore(_AT_A_TIME)
+
+        async def wake(pod: Pod) -> None:
+            async with turn:
+                if await self._has_ours(pod, unasked=unasked):
+                    await self._wake(pod)
+
+        await all_of(*map(wake, pods))
 
     def _waiting(self, name: ClaimName) -> list[Pod]:
         return [

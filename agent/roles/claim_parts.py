@@ -132,6 +132,7 @@ def build_claims(
         cluster,
         reader,
         refused=lambda: preparation.refused,
+        answered=lambda: preparation.answered,
         would_start=preparation.would_start,
         preparing=preparation.preparing,
     )

@@ -38,7 +38,7 @@ def roles_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPla
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def claims_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimNode]:
     """A node with a real kubelet whose agent serves claims."""
     wanted = ("K8S_NODE_KUBECONFIG", "K8S_NODE", "K8S_NODE_IMAGE")

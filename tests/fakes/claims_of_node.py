@@ -157,6 +157,7 @@ class ClaimNode:
             self.cluster,
             self.claims,
             refused=lambda: self.preparation.refused,
+            answered=lambda: self.preparation.answered,
             would_start=self.preparation.would_start,
             preparing=self.preparation.preparing,
             clock=lambda: self.now,

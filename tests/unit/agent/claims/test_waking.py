@@ -210,9 +210,42 @@ def test_after_a_boot_a_pod_that_ran_is_woken_though_its_claim_is_prepared(make_
     asyncio.run(node.prepare(own))
     assert looked_at(node, 0.0, 3.0) == []
     node.cluster.put(claiming("train", phase="Running", sandboxed=False))
+    node.waking.registered()
     asyncio.run(node.waking.wake_all())
     assert woken(node) == ["train"]
     assert looked_at(node, 4.0, 6.0) == ["train"] * 2
+
+
+def test_a_pod_whose_claims_the_kubelet_was_given_is_left_to_its_runtime(make_node):
+    """Its sandbox may take long, in a burst. One of the same name with another claim is another pod."""
+    node = make_node()
+    own = node.reserve(claim("c", result(0, 4)), claiming("train"))
+    asyncio.run(node.prepare(own))
+    assert looked_at(node, 0.0, 3.0, 100.0) == []
+    node.cluster.pods.pop(("default", "train"))
+    asyncio.run(node.unprepare(own))
+    node.reserve(replace(claim("c", result(0, 4)), uid="uid-again"), claiming("train"))
+    assert looked_at(node, 200.0, 203.0) == ["train"]
+
+
+def test_several_pods_are_woken_at_a_time(make_node, monkeypatch):
+    node = make_node()
+    for number in range(20):
+        node.reserve(claim(f"c{number}", result(0, 1)), claiming(f"p{number}", claims=(f"c{number}",)))
+    waking, most = 0, 0
+
+    async def wake(pod):
+        nonlocal waking, most
+        waking += 1
+        most = max(most, waking)
+        await asyncio.sleep(0.01)
+        waking -= 1
+        node.cluster.woken.append(pod)
+        return ""
+
+    monkeypatch.setattr(node.cluster, "wake", wake)
+    assert len(looked_at(node, 0.0, 3.0)) == 20
+    assert 1 < most <= 8
 
 
 def test_a_second_pod_of_a_prepared_claim_is_woken_too(make_node):
@@ -225,7 +258,7 @@ def test_a_second_pod_of_a_prepared_claim_is_woken_too(make_node):
 
 
 def test_who_was_refused_or_is_being_prepared_is_left_to_that(full):
-    assert looked_at(full, 0.0, 3.0) == ["first"], "which has no sandbox here"
+    assert looked_at(full, 0.0, 3.0) == []
 
 
 def test_a_claim_that_is_being_prepared_is_not_woken_for(node):
