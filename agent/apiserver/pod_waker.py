@@ -17,6 +17,7 @@ from gigaslice.kubeapi.client import CONFLICT, MERGE_PATCH, NOT_FOUND, ApiFailur
 
 __all__ = ["PodWaker"]
 
+_SECONDS = 5.0  # for one answer: pods are woken in turns
 _TRIED_SECONDS = 600.0
 _REFUSED_SECONDS = 60.0
 _REMEDY = "freed memory may lie idle for 90 seconds; deploy/claims.yaml and the chart (node.api=dra) help"
@@ -48,7 +49,9 @@ class PodWaker:
                     self._tried_at = None
                     await check_bounds(self._client, "namespaces", pod.namespace, "pods", pod.name)
                     self._tried_at = self._clock()
-            await self._client.request("PATCH", path, body=body, content=MERGE_PATCH, patient=False)
+            await self._client.request(
+                "PATCH", path, body=body, content=MERGE_PATCH, seconds=_SECONDS, patient=False
+            )
             self._refused = ("", 0.0)
         except UnboundedError as error:
             return self._refuse(f"{error}, so no pod is woken; {_REMEDY}")

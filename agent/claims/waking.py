@@ -42,6 +42,8 @@ _SYNC_SECONDS = 30.0  # that the pods are waited for
 _UNASKED_SECONDS = 2.0
 """That a pod is without a sandbox and a call until it is woken; then twice as long each time."""
 _UNASKED_MOST = 64.0
+_UNASKED_READ_SECONDS = 1.0
+"""Where a slow API server does not say so soon whose claim it is, the pod is woken."""
 _AT_A_TIME = 8
 """Pods that are woken at a time: each takes two answers of the API server."""
 
@@ -102,15 +104,23 @@ class ClaimWaking:
         """Works until cancelled."""
         self._store.watchers.append(self._alarm.ring)
         try:
-            while True:
-                if self._all_due:
-                    self._all_due = False
-                    await self.wake_all()
-                await self.wake_ready()
-                await self.wake_unasked()
-                await self._alarm.wait(_ROUND_SECONDS)
+            await all_of(self._wake_by_news(), self._wake_by_time())
         finally:
             self._store.watchers.remove(self._alarm.ring)
+
+    async def _wake_by_news(self) -> None:
+        while True:
+            if self._all_due:
+                self._all_due = False
+                await self.wake_all()
+            await self.wake_ready()
+            await self._alarm.wait(_ROUND_SECONDS)
+
+    async def _wake_by_time(self) -> None:
+        """Beside the other, which is not to wait for the answers of the API server that this takes."""
+        while True:
+            await self.wake_unasked()
+            await asyncio.sleep(_ROUND_SECONDS)
 
     async def wake_all(self) -> None:
         """Wakes every pod that waits with a claim to devices of ours."""
@@ -207,7 +217,8 @@ class ClaimWaking:
             if not own.claim:
                 continue
             try:
-                claim = await self._claims.read(pod.namespace, own.claim, _READ_SECONDS)
+                seconds = _UNASKED_READ_SECONDS if unasked else _READ_SECONDS
+                claim = await self._claims.read(pod.namespace, own.claim, seconds)
             except (ApiFailure, ValueError):
                 ours = True  # to be found out when it is asked for
                 continue

@@ -55,8 +55,15 @@ def test_two_hundred_pods_at_once(node: ClaimNode) -> None:
     delays = sorted(_start_delay(one) for one in node.listed())
     print(f"from bound to started: p50 {statistics.median(delays):.1f} s, longest {delays[-3:]}")
     texts = [text for name in names for reason, text in node.events(name) if reason in REFUSALS]
-    assert not [text for text in texts if KUBELET_RACE not in text], texts
-    print(f"{len(texts)} calls were never made, for the kubelet could not read the claim yet")
+    unasked, waited = (
+        [text for text in texts if part in text]
+        for part in (KUBELET_RACE, "starts by itself once that is free")
+    )
+    assert len(unasked) + len(waited) == len(texts), texts
+    print(f"{len(unasked)} calls were never made, for the kubelet could not read the claim yet")
+    print(
+        f"{len(waited)} waited longer than a call for pods that had ended, until the kubelet had unprepared them"
+    )
 
 
 def _start_delay(pod: Document) -> float:

@@ -13,6 +13,7 @@ from agent.claims import preparation
 from gigaslice.core.errors import StorageError
 from gigaslice.kubeapi.failures import ApiFailure
 from tests.fakes.claims_of_node import claim, claiming, result, user
+from tests.fakes.eventually import run_beside, until
 
 
 @pytest.fixture
@@ -246,6 +247,28 @@ def test_several_pods_are_woken_at_a_time(make_node, monkeypatch):
     monkeypatch.setattr(node.cluster, "wake", wake)
     assert len(looked_at(node, 0.0, 3.0)) == 20
     assert 1 < most <= 8
+
+
+def test_a_pod_that_may_start_is_woken_though_waking_another_takes_long(full, monkeypatch):
+    full.reserve(claim("late", result(0, 1)), claiming("unasked", claims=("late",)))
+    woken_at_once = []
+
+    async def wake(pod):
+        if pod.name == "unasked":
+            await asyncio.sleep(60)
+        woken_at_once.append(pod.name)
+        return ""
+
+    monkeypatch.setattr(full.cluster, "wake", wake)
+    monkeypatch.setattr(full.waking, "_unasked", {"uid-unasked": (0.0, 2.0)})
+
+    async def story():
+        await asyncio.sleep(0.2)
+        full.cluster.pods.pop(("default", "first"))
+        await full.unprepare(full.first)
+        await until(lambda: woken_at_once == ["pod-d"], seconds=5)
+
+    asyncio.run(run_beside(full.waking.run(), story()))
 
 
 def test_a_second_pod_of_a_prepared_claim_is_woken_too(make_node):
