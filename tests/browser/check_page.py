@@ -13,7 +13,7 @@ import pytest
 from gigaslice.core.views.cluster_picture import ClusterPicture, HolderView, NodeView
 from gigaslice.core.views.page import HEADERS, PageQuery, render
 from tests.browser.driver import Browser, browser, missing
-from tests.unit.gigaslice.core.views.pictures import cluster, gpu
+from tests.unit.gigaslice.core.views.pictures import NOW, cluster, gpu
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 EVIL = "<img src=x onerror='window.hurt=1'><script>window.hurt=1</script>\"'&"
@@ -35,7 +35,7 @@ class Site:
             def do_GET(self) -> None:
                 url = urlsplit(self.path)
                 query = PageQuery.parse(dict(parse_qsl(url.query)))
-                body = render(site.view, query, "a moment ago").encode()
+                body = render(site.view, query, NOW).encode()
                 self.send_response(503 if site.down else 200)
                 for name, value in HEADERS.items():
                     self.send_header(name, value)
@@ -83,9 +83,16 @@ def eventually(check, seconds: float = 30.0) -> None:
 
 def test_it_shows_the_cluster(page: Browser) -> None:
     text = page.text()
-    for word in ("gpu-node-00", "team-a/trainer-0", "Who holds what", "nvidia.h100", "fragmentation"):
+    for word in (
+        "gpu-node-00",
+        "team-a/trainer-0",
+        "Who holds what",
+        "nvidia.h100",
+        "whole GPUs are free",
+        "107 min",
+    ):
         assert word in text
-    assert page.visible("article svg") == 6
+    assert page.visible("article .gpus svg") == 40
 
 
 def test_the_filter_follows_typing_and_escape_ends_it(page: Browser) -> None:
@@ -100,19 +107,50 @@ def test_the_filter_follows_typing_and_escape_ends_it(page: Browser) -> None:
 def test_it_can_be_used_by_keyboard(page: Browser) -> None:
     page.press(TAB)
     assert page.script("return document.activeElement.className") == "skip"
-    page.script("document.querySelector('#waiting + div summary').focus()")
-    assert "would help" not in page.text("main")
+    page.press(ENTER, TAB)
+    assert page.script("return document.activeElement.closest('section').id") == "waiting"
+    page.script("document.querySelector('article summary').focus()")
+    assert "Held by" not in page.text("article")
     page.press(ENTER)
-    assert "would help: ask for 6 GiB" in page.text("main")
+    assert "Held by" in page.text("article")
+
+
+def test_the_focus_is_where_it_was_after_a_refresh(page: Browser, site: Site) -> None:
+    """A reader of the screen starts again from the top where the focus is lost."""
+    page.script("document.querySelectorAll('article summary')[1].focus()")
+    page.script("window.other = document.querySelector('#classes table')")
+    site.view = replace(site.view, nodes=(gone := site.view.nodes)[:1] + gone[1:3], moves=("a new move",))
+    eventually(lambda: "a new move" in page.text("main"))
+    assert page.script("return document.activeElement.tagName") == "SUMMARY"
+    assert page.script("return document.activeElement.parentElement.id") == "node-gpu-node-01"
+    assert page.script("return window.other.isConnected"), "what has not changed stays as it was"
+
+
+def test_what_is_said_is_named_for_readers_of_the_screen(page: Browser) -> None:
+    tree = page.devtools("Accessibility.getFullAXTree")["nodes"]
+    names = [
+        (one["role"]["value"], one.get("name", {}).get("value", "")) for one in tree if not one["ignored"]
+    ]
+    assert ("table", "Waiting pods") in names or ("LayoutTable", "Waiting pods") in names
+    assert ("rowheader", "team-a/trainer-0") in names
+    pictures = [name for role, name in names if role == "image"]
+    assert len(pictures) == 41
+    assert all(pictures)
+    unnamed = [
+        one for one in names if one[0] in ("textbox", "searchbox", "button", "link", "region") and not one[1]
+    ]
+    assert unnamed == []
 
 
 def test_it_refreshes_itself_and_keeps_what_is_open_and_filtered(page: Browser, site: Site) -> None:
-    page.click("#waiting + div summary")
+    page.click("#holders summary")
     page.type("#q", "team-a trainer")
     assert page.visible("article") == 0
-    site.view = replace(site.view, moves=("a new move",))
+    site.view = replace(site.view, moves=("a new move",), nodes=site.view.nodes[:4])
     eventually(lambda: "a new move" in page.text("main"))
-    assert "would help: ask for 6 GiB" in page.text("main")
+    page.press(ESCAPE)
+    assert page.visible("#holders li") > 1
+    page.type("#q", "team-a trainer")
     assert page.visible("article") == 0
     assert page.script("return document.activeElement.id") == "q"
 
@@ -136,7 +174,7 @@ def test_names_of_others_do_nothing(page: Browser, site: Site) -> None:
     site.view = ClusterPicture((NodeView(EVIL, (one,), problem=EVIL),), (), (), (EVIL,), EVIL)
     page.open(site.url + "?q=%3Cscript%3E")
     assert page.script("return window.hurt === undefined && document.images.length === 0")
-    assert EVIL in page.text("#moves + ul")
+    assert EVIL in page.text("#moves ul")
 
 
 def test_without_a_program_the_filter_is_a_form(page: Browser, site: Site) -> None:
@@ -156,12 +194,19 @@ def test_it_is_light_or_dark_as_the_user_likes(page: Browser, scheme: str, dark:
     assert (red < 80) is dark
 
 
-def test_a_narrow_window_does_not_scroll_sideways(page: Browser) -> None:
+@pytest.mark.parametrize("width", [320, 420, 1250])
+def test_every_gpu_can_be_seen_in_a_narrow_window(page: Browser, width: int) -> None:
     page.devtools(
-        "Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=False
+        "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False
     )
     try:
-        assert page.script("return document.documentElement.scrollWidth") <= 400
+        assert page.script("return document.documentElement.scrollWidth") <= width
+        edges = page.script(
+            "return [...document.querySelectorAll('article .gpus svg')].map(e => e.getBoundingClientRect())"
+            ".map(r => [r.left, r.right, r.width])"
+        )
+        assert len(edges) == 40
+        assert all(left >= 0 and right <= width and wide > 100 for left, right, wide in edges)
     finally:
         page.devtools("Emulation.clearDeviceMetricsOverride")
 

@@ -34,12 +34,16 @@ class GpuCondition(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HolderView:
-    """What one pod holds of one GPU. A pod that the cluster does not list has no namespace, and its UID for a name."""
+    """What one pod holds of one GPU. A pod that the cluster does not list has no namespace, and its UID for a name.
+
+    used_bytes: what it uses of that by its node's agent; None where that was not measured.
+    """
 
     namespace: str
     pod: str
     slices: int
     cores: int = 0
+    used_bytes: int | None = None
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.pod}" if self.namespace else self.pod
@@ -98,6 +102,11 @@ class NodeView:
     problem: str = ""
 
     @property
+    def takes_pods(self) -> bool:
+        """Whether the scheduler may put pods there now."""
+        return self.schedulable and self.ready
+
+    @property
     def conditions(self) -> tuple[str, ...]:
         """What keeps pods away from the node, in words; nothing where nothing does."""
         conditions = [] if self.schedulable else ["cordoned"]
@@ -107,7 +116,9 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPodView:
-    """A pod without GPUs. asks: what it asks for, in words. why: one line; details: one line for each kind of node."""
+    """A pod without GPUs. since: as the API server writes times. asks: what it asks for, in words. why: one line;
+    details: one line for each kind of node, the nearest first.
+    """
 
     namespace: str
     pod: str
@@ -135,7 +146,11 @@ class ClassView:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """GPUs by their condition, and bytes: held by pods, free on whole GPUs, free on partly used ones, unhealthy."""
+    """GPUs by their condition, and bytes: held by pods, free on whole GPUs, free on partly used ones, unhealthy.
+
+    largest_partly_bytes: the most that is free on any one GPU that is partly used. used_bytes: what pods use of
+    measured_bytes, the part of what they hold that was measured.
+    """
 
     gpus: int = 0
     whole: int = 0
@@ -145,6 +160,9 @@ class Sums:
     free_whole_bytes: int = 0
     free_partly_bytes: int = 0
     unhealthy_bytes: int = 0
+    largest_partly_bytes: int = 0
+    used_bytes: int = 0
+    measured_bytes: int = 0
 
     @property
     def free_bytes(self) -> int:
@@ -180,7 +198,7 @@ class ClusterPicture:
 def sum_up(gpus: Iterable[GpuView]) -> Sums:
     """Adds up what is held and free on GPUS."""
     count = dict.fromkeys(GpuCondition, 0)
-    held = whole = partly = unhealthy = 0
+    held = whole = partly = unhealthy = largest = used_bytes = measured = 0
     for gpu in gpus:
         condition = gpu.condition
         count[condition] += 1
@@ -193,6 +211,11 @@ def sum_up(gpus: Iterable[GpuView]) -> Sums:
             whole += rest
         else:
             partly += rest
+            largest = max(largest, rest)
+        for holder in gpu.holders:
+            if holder.used_bytes is not None:
+                used_bytes += holder.used_bytes
+                measured += holder.slices * gpu.slice_bytes
     return Sums(
         gpus=sum(count.values()),
         whole=count[GpuCondition.WHOLE],
@@ -202,4 +225,7 @@ def sum_up(gpus: Iterable[GpuView]) -> Sums:
         free_whole_bytes=whole,
         free_partly_bytes=partly,
         unhealthy_bytes=unhealthy,
+        largest_partly_bytes=largest,
+        used_bytes=used_bytes,
+        measured_bytes=measured,
     )

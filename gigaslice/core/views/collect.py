@@ -23,6 +23,7 @@ from gigaslice.core.views.cluster_picture import (
     WaitingPodView,
 )
 from gigaslice.core.views.explain import explain
+from gigaslice.core.views.usage import NodeUsage
 
 __all__ = ["picture", "picture_steps"]
 
@@ -52,14 +53,16 @@ def picture_steps(
     waiting: Iterable[Pod],
     moves: Sequence[str],
     names: Mapping[str, str] | None = None,
+    *,
     note: str = "",
+    usage: Mapping[str, NodeUsage] | None = None,
 ) -> Steps[ClusterPicture]:
     """Takes the picture step by step: that of thousands of nodes takes a second.
 
     The cluster may change between two steps: each node, pod and class is as it was when its turn came. NOTE says what
-    is missing in it.
+    is missing in it. USAGE is what pods use, by node; of a node that is not there nothing was measured.
     """
-    pod_names = names or {}
+    pod_names, measured = names or {}, usage or {}
     links = _Links()
     shown = []
     for pod, _ in zip(waiting, range(_MOST_EXPLAINED), strict=False):
@@ -68,7 +71,7 @@ def picture_steps(
     nodes = []
     for number, name in enumerate(state.nodes):
         if (facts := state.facts(name)) is not None:  # it may have gone meanwhile
-            nodes.append(_node(state, facts, links, pod_names))
+            nodes.append(_node(state, facts, links, pod_names, measured.get(name)))
         if number % _AT_ONCE == 0:
             yield
     classes = []
@@ -92,7 +95,13 @@ def _waiting(state: ClusterState, pod: Pod, moves: Sequence[str]) -> WaitingPodV
     )
 
 
-def _node(state: ClusterState, facts: NodeFacts, links: _Links, names: Mapping[str, str]) -> NodeView:
+def _node(
+    state: ClusterState,
+    facts: NodeFacts,
+    links: _Links,
+    names: Mapping[str, str],
+    usage: NodeUsage | None,
+) -> NodeView:
     gpus = tuple(
         GpuView(
             gpu_holders.gpu.gpu.uuid,
@@ -102,7 +111,7 @@ def _node(state: ClusterState, facts: NodeFacts, links: _Links, names: Mapping[s
             gpu_holders.gpu.gpu.slice_bytes,
             gpu_holders.gpu.unhealthy,
             gpu_holders.gpu.gpu.numa_node,
-            tuple(_holder(holder, names) for holder in gpu_holders.holders),
+            tuple(_holder(holder, names, gpu_holders.gpu.gpu.uuid, usage) for holder in gpu_holders.holders),
         )
         for gpu_holders in state.holders(facts.name)
     )
@@ -112,13 +121,17 @@ def _node(state: ClusterState, facts: NodeFacts, links: _Links, names: Mapping[s
     )
 
 
-def _holder(holder: GpuHolder, names: Mapping[str, str]) -> HolderView:
+def _holder(holder: GpuHolder, names: Mapping[str, str], gpu: str, usage: NodeUsage | None) -> HolderView:
     pods = [pod for pod in holder.holding.consumers if pod.name]
     namespace, name = pods[0].namespace if pods else "", ", ".join(pod.name for pod in pods)
     if not name:
         # a pod that the cluster does not list
         namespace, _, name = names.get(holder.holding.id, f"/{holder.holding.id}").rpartition("/")
-    return HolderView(namespace, name, holder.slices, holder.cores)
+    used = None
+    if usage is not None and namespace:
+        shared_by = [pod.name for pod in pods] or [name]
+        used = sum(usage.used.get((gpu, namespace, pod), 0) for pod in shared_by)
+    return HolderView(namespace, name, holder.slices, holder.cores, used)
 
 
 class _Links:

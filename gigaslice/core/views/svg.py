@@ -22,12 +22,14 @@ from gigaslice.core.views.cluster_picture import (
 )
 
 __all__ = [
+    "PARTS",
     "PATTERN",
+    "USED",
     "cluster_svg",
     "colour",
-    "fragmentation_svg",
+    "gpu_svg",
+    "memory_svg",
     "models",
-    "node_svg",
     "short_model",
     "summary",
 ]
@@ -43,6 +45,16 @@ PATTERN = (
     '<path d="M0 0V7" stroke="#c33" stroke-width="3"/></pattern>'
 )
 """What unhealthy GPUs are filled with; once in a document that has pictures of nodes."""
+
+PARTS = {
+    "held by pods": "hsl(210 45% 55%)",
+    "free on whole GPUs": "hsl(140 40% 62%)",
+    "free beside other pods": "hsl(45 85% 65%)",
+    "on unhealthy GPUs": "url(#unhealthy)",
+}
+"""What the parts of the bar are filled with."""
+USED = 'fill="#000" fill-opacity="0.5"'
+"""What lies over the part of a pod's memory that is in use."""
 
 _STYLE = (
     "svg{color:#1b1f24;background:#fff;font:11px system-ui,sans-serif}"
@@ -85,16 +97,17 @@ def cluster_svg(view: ClusterPicture) -> str:
     )
 
 
-def node_svg(node: NodeView) -> str:
-    """One node as a picture of its own, for a document that has `PATTERN` in it."""
-    body, width, height = _node(node, head=False)
+def gpu_svg(gpu: GpuView, *, named: bool) -> str:
+    """One GPU as a picture of its own, for a document that has `PATTERN` in it; named: with its model."""
+    width, height = _BOX + 2, _HIGH + 28
     return (
-        f'<svg width="{_n(width)}" height="{_n(height)}" viewBox="0 0 {_n(width)} {_n(height)}" role="img" '
-        f'font-size="11"><title>{_t(_node_title(node))}</title>{body}</svg>'
+        f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" font-size="11" '
+        f'aria-label="{_t(_gpu_title(gpu))}">'
+        f"{_gpu(gpu, 1, 1, named=named)}</svg>"
     )
 
 
-def fragmentation_svg(sums: Sums, width: int = 480) -> str:
+def memory_svg(sums: Sums, width: int = 480) -> str:
     """The bar of what is held, free and unhealthy, as a picture of its own."""
     return (
         f'<svg width="{width}" height="14" viewBox="0 0 {width} 14" preserveAspectRatio="none" role="img">'
@@ -104,24 +117,20 @@ def fragmentation_svg(sums: Sums, width: int = 480) -> str:
 
 def summary(sums: Sums) -> str:
     """What the bar shows, in one line."""
+    most = f", at most {format_bytes(sums.largest_partly_bytes)} on one" if sums.largest_partly_bytes else ""
     text = (
         f"{plural(sums.gpus, 'GPU')}: {format_bytes(sums.held_bytes)} held, {format_bytes(sums.free_whole_bytes)} "
         f"free on {plural(sums.whole, 'whole GPU')}, {format_bytes(sums.free_partly_bytes)} free on "
-        f"{plural(sums.partly_used, 'partly used GPU')} (fragmentation {sums.fragmentation:.0%})"
+        f"{plural(sums.partly_used, 'partly used GPU')}{most}"
     )
     return text + (f", {plural(sums.unhealthy, 'unhealthy GPU')}" if sums.unhealthy else "")
 
 
 def _bar(sums: Sums, width: float) -> str:
     total = max(1, sums.total_bytes)
-    rows = (
-        ("held by pods", sums.held_bytes, "hsl(210 45% 55%)"),
-        ("free on whole GPUs", sums.free_whole_bytes, "hsl(140 40% 62%)"),
-        ("free on partly used GPUs", sums.free_partly_bytes, "hsl(45 85% 65%)"),
-        ("unhealthy", sums.unhealthy_bytes, "url(#unhealthy)"),
-    )
+    sizes = (sums.held_bytes, sums.free_whole_bytes, sums.free_partly_bytes, sums.unhealthy_bytes)
     parts, x = [], 0.0
-    for what, size, fill in rows:
+    for (what, fill), size in zip(PARTS.items(), sizes, strict=True):
         wide = width * size / total
         if size:
             parts.append(
@@ -129,6 +138,12 @@ def _bar(sums: Sums, width: float) -> str:
                 f"<title>{what}: {format_bytes(size)}</title></rect>"
             )
         x += wide
+    if sums.measured_bytes:
+        used = min(sums.used_bytes, sums.held_bytes)
+        parts.append(
+            f'<rect x="0" y="9" width="{_n(width * used / total)}" height="5" {USED}>'
+            f"<title>in use: {format_bytes(sums.used_bytes)}</title></rect>"
+        )
     frame = (
         f'<rect x="0.5" y="0.5" width="{_n(width - 1)}" height="13" fill="none" stroke="currentColor" '
         'opacity="0.5"/>'
@@ -136,25 +151,22 @@ def _bar(sums: Sums, width: float) -> str:
     return "".join([*parts, frame])
 
 
-def _node(node: NodeView, *, head: bool = True) -> tuple[str, float, float]:
+def _node(node: NodeView) -> tuple[str, float, float]:
     """Draws NODE at the origin; its shapes, width and height."""
-    top = _HEAD if head else 0
+    top = _HEAD
     places = _places(node.gpus)
     rows = max((row for _, row in places), default=-1) + 1
     brackets = _brackets(node, places)
     row_high = (
         _HIGH + 34 + (_LINKS * max(1, max((depth for *_, depth in brackets), default=0)) if brackets else 0)
     )
-    width = max((x + _BOX for x, _ in places), default=_BOX) + 2 * _PAD
+    width = max(max((x + _BOX for x, _ in places), default=_BOX) + 2 * _PAD, _width(_PER_ROW))
     height = top + rows * row_high + (_PAD if rows else 0) + 4
-    parts = []
-    if head:
-        width = max(width, _width(_PER_ROW))
-        parts.append(
-            f'<rect x="0.5" y="0.5" width="{_n(width - 1)}" height="{_n(height - 1)}" rx="6" fill="none" '
-            'stroke="currentColor" opacity="0.3"/>'
-            f'<text x="{_PAD}" y="18" font-weight="bold" fill="currentColor">{_t(_node_title(node))}</text>'
-        )
+    parts = [
+        f'<rect x="0.5" y="0.5" width="{_n(width - 1)}" height="{_n(height - 1)}" rx="6" fill="none" '
+        'stroke="currentColor" opacity="0.3"/>'
+        f'<text x="{_PAD}" y="18" font-weight="bold" fill="currentColor">{_t(_node_title(node))}</text>'
+    ]
     mixed = len({gpu.model for gpu in node.gpus}) > 1
     for gpu, (x, row) in zip(node.gpus, places, strict=True):
         parts.append(_gpu(gpu, x + _PAD, top + row * row_high, named=mixed))
@@ -231,6 +243,12 @@ def _gpu(gpu: GpuView, x: float, y: float, *, named: bool) -> str:
             f'<rect x="{_n(left)}" y="{_n(y)}" width="{_n(wide)}" height="{_HIGH}" fill="{fill}" stroke="#fff" '
             f'stroke-width="0.5"><title>{_t(_holder_title(holder, gpu))}</title></rect>'
         )
+        if holder.used_bytes is not None:
+            part = min(1.0, holder.used_bytes / max(1, holder.slices * gpu.slice_bytes))
+            parts.append(
+                f'<rect x="{_n(left)}" y="{_n(y + _HIGH - 7)}" width="{_n(wide * part)}" height="7" {USED} '
+                'pointer-events="none"/>'
+            )
         letters = int((wide - 6) / _LETTER)
         if letters >= 4:
             parts.append(
@@ -281,7 +299,8 @@ def _gpu_title(gpu: GpuView) -> str:
 
 def _holder_title(holder: HolderView, gpu: GpuView) -> str:
     cores = f", {holder.cores}% of its compute" if holder.cores else ""
-    return f"{holder}: {format_bytes(holder.slices * gpu.slice_bytes)}{cores}"
+    used = "" if holder.used_bytes is None else f", {format_bytes(holder.used_bytes)} in use"
+    return f"{holder}: {format_bytes(holder.slices * gpu.slice_bytes)}{cores}{used}"
 
 
 def _width(gpus: int) -> float:

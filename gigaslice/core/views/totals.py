@@ -11,7 +11,9 @@ __all__ = ["NamespaceTotals", "PodTotals", "totals"]
 
 @dataclass(slots=True)
 class PodTotals:
-    """What one pod holds. gpus: GPUs it has a part of; whole: those that it has all of."""
+    """What one pod holds. gpus: GPUs it has a part of; whole: those that it has all of. used: bytes of it that are in
+    use; None where that was not measured.
+    """
 
     namespace: str
     pod: str
@@ -20,15 +22,17 @@ class PodTotals:
     size: int = 0
     gpus: int = 0
     whole: int = 0
+    used: int | None = None
 
 
 @dataclass(slots=True)
 class NamespaceTotals:
-    """What the pods of one namespace hold, with the pods, the largest first."""
+    """What the pods of one namespace hold, with the pods, the largest first. used: of those that were measured."""
 
     namespace: str
     size: int = 0
     gpus: int = 0
+    used: int | None = None
     pods: list[PodTotals] = field(default_factory=list)
 
 
@@ -43,6 +47,7 @@ def totals(view: ClusterPicture) -> list[NamespaceTotals]:
                 pod_totals.size += holder.slices * gpu.slice_bytes
                 pod_totals.gpus += 1
                 pod_totals.whole += holder.slices >= gpu.slices
+                pod_totals.used = _plus(pod_totals.used, holder.used_bytes)
                 if gpu.model not in pod_totals.models:
                     pod_totals.models = (*pod_totals.models, gpu.model)
     spaces: dict[str, NamespaceTotals] = {}
@@ -50,5 +55,13 @@ def totals(view: ClusterPicture) -> list[NamespaceTotals]:
         space = spaces.setdefault(pod_totals.namespace, NamespaceTotals(pod_totals.namespace))
         space.size += pod_totals.size
         space.gpus += pod_totals.gpus
+        space.used = _plus(space.used, pod_totals.used)
         space.pods.append(pod_totals)
     return sorted(spaces.values(), key=lambda space: (-space.size, space.namespace))
+
+
+def _plus(sum_before: int | None, size: int | None) -> int | None:
+    """The sum of what was measured; None where nothing was."""
+    if size is None:
+        return sum_before
+    return size + (sum_before or 0)

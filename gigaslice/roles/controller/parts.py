@@ -402,9 +402,8 @@ class ControllerParts:
         waits = [waiting_pod.pod for waiting_pod in self.waiting.waiting()]
         note = "" if self.feed.synced else "The cluster is still being read; nodes and pods are missing here."
         taken = await in_pieces(picture_steps(self.state, waits, self._moves, note=note))
-        wanted = PageQuery.parse(query)
-        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        return lambda: render(taken, wanted, at)
+        wanted, now = PageQuery.parse(query), time.time()
+        return lambda: render(taken, wanted, now)
 
     # --- metrics ------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """The read-only web page over HTTP: one page, made by `gigaslice.core.views.page`, for an aiohttp application.
 
-It is made again only when the cluster has changed, and at most once in a few seconds however many ask: a page of a
-large cluster takes some time. A browser that has it already is told so by its ETag. There is no login here: the page
-belongs behind a proxy that has one, or kubectl port-forward. It answers under its own names alone (`page_hosts`).
+It is made again when the cluster has changed, or after half a minute for the ages in it, and at most once in a few
+seconds however many ask: a page of a large cluster takes some time. A browser that has it already is told so by its
+ETag. There is no login here: the page belongs behind a proxy that has one, or kubectl port-forward. It answers under
+its own names alone (`page_hosts`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gigaslice.roles.controller.page_hosts import PageHosts
 __all__ = ["PageMaker", "page_routes"]
 
 _FRESH_SECONDS = 2.0
+_OLD_SECONDS = 30.0  # for which a page of an unchanged cluster is right enough
 _SHARE = 20  # at most one part in so many of the controller's time is spent on pages
 _REMEMBERED = 32  # pages of different queries
 _MISDIRECTED = 421
@@ -32,6 +34,7 @@ PageMaker = Callable[[Mapping[str, str]], Awaitable[Callable[[], str]]]
 
 @dataclass(frozen=True, slots=True)
 class _Page:
+    made: float
     until: float
     revision: int
     body: bytes
@@ -52,14 +55,16 @@ class _Pages:
             cached = self._pages.get(key)
             revision = self._revision()
             now = self._clock()
-            if cached is not None and (cached.revision == revision or now < cached.until):
+            if cached is not None and (
+                now < cached.until or (cached.revision == revision and now - cached.made < _OLD_SECONDS)
+            ):
                 self._pages.move_to_end(key)
                 return cached
             write = await self._make(query)
             held = self._clock() - now  # of which about half were breaks
             body = (await asyncio.get_running_loop().run_in_executor(None, write)).encode()
             until = self._clock() + max(_FRESH_SECONDS, _SHARE * held)
-            rendered = _Page(until, revision, body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+            rendered = _Page(now, until, revision, body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
             self._pages[key] = rendered
             self._pages.move_to_end(key)
             while len(self._pages) > _REMEMBERED:

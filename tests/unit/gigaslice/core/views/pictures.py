@@ -26,15 +26,22 @@ def gpu(
     return GpuView(f"GPU-{index:04}", index, model, slices, GIB, unhealthy, 0, held)
 
 
+NOW = 1795413600.0
+"""2026-11-23 06:00:00 UTC, which is 107 minutes after the waiting pod was made."""
+
+
 def cluster(nodes: int = 6, seed: int = 1) -> ClusterPicture:
-    """A used cluster: nodes of 4 and 8 GPUs, of which some are unhealthy, and a node that says nothing."""
+    """A used cluster: nodes of 4 and 8 GPUs, of which some are unhealthy, and a node that says nothing.
+
+    Of every second node it was measured what pods use.
+    """
     rng = random.Random(seed)
     found = [_node(rng, number) for number in range(nodes)]
     found.append(NodeView("no-gpus", problem="no inventory: its agent is of another version"))
     waiting = WaitingPodView(
         "team-a",
         "trainer-0",
-        "2026-11-23 04:12:09Z",
+        "2026-11-23T04:12:09Z",
         "8 GiB on one GPU",
         "no GPU has 8 GiB free together",
         ("gpu-node-00: 6 + 6 GiB free, 8 wanted on one GPU",),
@@ -57,8 +64,11 @@ def _node(rng: random.Random, number: int) -> NodeView:
         held, left = [], slices
         for _ in range(rng.choice([0, 0, 1, 2, 3])):
             size = rng.randint(1, max(1, left // 2))
+            used = size * GIB * (index + 1) // (count + 1) if number % 2 == 0 else None
             held.append(
-                HolderView(rng.choice(SPACES), f"job-{rng.randint(1, 40)}", size, rng.choice([0, 0, 30]))
+                HolderView(
+                    rng.choice(SPACES), f"job-{rng.randint(1, 40)}", size, rng.choice([0, 0, 30]), used
+                )
             )
             left -= size
         unhealthy = "Xid 79: fell off the bus" if rng.random() < 0.06 else ""

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 from gigaslice.core.classes.resource_class import parse_resource_class
+from gigaslice.core.cluster.defragment import finished
 from gigaslice.core.cluster.holding import HeldShare, Holding, PodConsumer
 from gigaslice.core.cluster.state import ClusterState, NodeFacts
 from gigaslice.core.model import Occupant, Share
 from gigaslice.core.views.cluster_picture import GpuCondition, LinkGroup
-from gigaslice.core.views.collect import picture
+from gigaslice.core.views.collect import picture, picture_steps
 from gigaslice.core.views.page import render
 from gigaslice.core.views.svg import cluster_svg
 from gigaslice.core.views.totals import totals
+from gigaslice.core.views.usage import NodeUsage
 from tests.fakes.clusters import bound, container, facts, inventory_gpu, pod, uuid
+from tests.unit.gigaslice.core.views.pictures import NOW
 
 GIB = 1 << 30
 
@@ -68,12 +71,33 @@ def test_what_several_pods_share_has_the_names_of_all() -> None:
 
 
 def test_waiting_pods_come_with_their_explanation() -> None:
-    one = pod("w", container(gpus=5), created="05:00")
+    one = pod("w", container(gpus=5), created="2026-11-23T05:00:00Z")
     view = picture(state(), [one], ["move x"])
     (waiting,) = view.waiting
-    assert waiting.since == "05:00"
+    assert waiting.since == "2026-11-23T05:00:00Z"
     assert waiting.details
-    assert "05:00" in render(view)
+    assert "60 min" in render(view, now=NOW)
+
+
+def test_what_is_used_is_that_of_the_nodes_own_agent() -> None:
+    cluster = state()
+    pods = (PodConsumer("u8", "team", "first"), PodConsumer("u9", "team", "second"))
+    cluster.put_holding("node-a", Holding("claim", (HeldShare(uuid("node-a", 3), 2),), pods))
+    cluster.put_node(facts("unlisted", 1, held=(Occupant("uid-7", (Share(uuid("unlisted", 0), 3),)),)))
+    used = {
+        (uuid("node-a", 0), "team", "pod-u1"): 5,
+        (uuid("node-a", 3), "team", "first"): 20,
+        (uuid("node-a", 3), "team", "second"): 3,
+        (uuid("node-a", 1), "other", "pod-u1"): 99,
+    }
+
+    def seen(usage: dict[str, NodeUsage]) -> list[int | None]:
+        view = finished(picture_steps(cluster, (), (), usage=usage))
+        gpus = [gpu for node in view.nodes if node.name in ("node-a", "unlisted") for gpu in node.gpus]
+        return [holder.used_bytes for gpu in gpus for holder in gpu.holders]
+
+    assert seen({"node-a": NodeUsage(used), "unlisted": NodeUsage({})}) == [5, 0, 23, None]
+    assert seen({"node-b": NodeUsage(used)}) == [None, None, None, None], "of another node's agent"
 
 
 def test_classes_say_what_they_select() -> None:

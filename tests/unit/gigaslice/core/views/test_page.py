@@ -6,11 +6,27 @@ from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
 
-from gigaslice.core.views.cluster_picture import ClusterPicture, HolderView, NodeView
+from gigaslice.core.views.cluster_picture import (
+    ClusterPicture,
+    HolderView,
+    LinkGroup,
+    NodeView,
+    WaitingPodView,
+)
 from gigaslice.core.views.page import HEADERS, PageQuery, render
-from tests.unit.gigaslice.core.views.pictures import EVIL, cluster, gpu
+from tests.unit.gigaslice.core.views.pictures import EVIL, GIB, NOW, cluster, gpu
 
-VOID = {"meta", "link", "input", "br", "tr", "td", "th"}
+VOID = {"meta", "link", "input", "br"}
+
+
+ATTRIBUTES = {
+    "aria-hidden", "aria-label", "aria-labelledby", "autocomplete", "charset", "checked", "class", "content", "d",
+    "data-text", "datetime", "fill", "fill-opacity", "font-size", "for", "height", "hidden", "href", "id", "lang",
+    "method", "name", "opacity", "open", "patterntransform", "patternunits", "placeholder", "pointer-events",
+    "preserveaspectratio", "rel", "role", "rx", "scope", "stroke", "stroke-opacity", "stroke-width", "tabindex",
+    "text-anchor", "title", "type", "value", "viewbox", "width", "x", "y",
+}  # fmt: skip
+"""All that the page has: a name of another that got out of its quotes would add one."""
 
 
 class _Reader(HTMLParser):
@@ -51,10 +67,10 @@ def read(page: str) -> _Reader:
 
 
 def test_the_page_is_well_formed_and_its_ids_are_unique() -> None:
-    reader = read(render(cluster(), at="2026-11-23 05:20Z"))
+    reader = read(render(cluster(), now=NOW))
     assert len(set(reader.ids)) == len(reader.ids)
     text = " ".join(reader.words)
-    assert "as of 2026-11-23 05:20Z" in text
+    assert re.search(r"as of\s+06:00:00 UTC", text)
     for word in ("gpu-node-00", "team-a/trainer-0", "would help: ask for 6 GiB", "nvidia.h100", "frees GPU3"):
         assert word in text
 
@@ -76,15 +92,23 @@ def test_names_of_others_are_text_and_nothing_else() -> None:
     evil = replace(
         plain,
         nodes=(
-            NodeView(EVIL, (gpu(0, HolderView(EVIL, EVIL, 3), unhealthy=EVIL, model=EVIL),), problem=EVIL),
+            NodeView(
+                EVIL,
+                (gpu(0, HolderView(EVIL, EVIL, 3), unhealthy=EVIL, model=EVIL),),
+                (LinkGroup(EVIL, (0,)),),
+                problem=EVIL,
+            ),
         ),
-        waiting=tuple(replace(one, pod=EVIL, asks=EVIL, why=EVIL, details=(EVIL,)) for one in plain.waiting),
+        waiting=(WaitingPodView(EVIL, EVIL, EVIL, EVIL, EVIL, (EVIL, EVIL), (EVIL, EVIL)),),
         classes=tuple(replace(one, name=EVIL, selects=EVIL, problem=EVIL) for one in plain.classes),
         moves=(EVIL,),
         note=EVIL,
     )
-    page = render(evil, PageQuery(EVIL), EVIL)
-    read(page)
+    page = render(evil, PageQuery(EVIL), NOW)
+    reader = read(page)
+    everywhere = read(render(replace(evil, note=""), now=NOW))
+    assert len(reader.words) > 0 and {name for _, name, _ in everywhere.attributes} <= ATTRIBUTES
+    page += render(evil, now=NOW)
     assert "<b>&" not in page
     assert "\u202e" not in page
     assert "\x1b" not in page
@@ -125,6 +149,7 @@ def test_a_query_that_makes_no_sense_is_none() -> None:
 
 def test_an_empty_cluster_says_so() -> None:
     text = " ".join(read(render(ClusterPicture())).words)
+    assert "No node reports a GPU." in text
     assert "No pod holds any" in text
     assert "no move of pods would free a whole GPU" in text
 
@@ -136,9 +161,87 @@ def test_a_page_of_a_large_cluster_is_small_enough_for_a_browser() -> None:
 def test_one_of_a_kind_is_said_as_one():
     holder = HolderView("team", "p", 1)
     one = NodeView("only", (gpu(0, holder, slices=1),))
-    page = " ".join(read(render(ClusterPicture((one,)), PageQuery(), "now")).words)
+    page = " ".join(read(render(ClusterPicture((one,)), PageQuery(), NOW)).words)
     text = re.sub(r"\s+", " ", page)
-    assert (
-        "1 node " in text and "1 GPU " in text and "0 whole GPUs free" in text and "0 of 1 slice free" in text
-    )
+    assert "1 node " in text and "1 GPU " in text and "Nothing is free on any node" in text
     assert not re.search(r"\b1 (whole |unhealthy |partly used )?(node|GPU|slice|pod)s\b", text), text
+
+
+def waiting(**fields) -> str:
+    pod = WaitingPodView("team", "p", "2026-11-23T04:12:09Z", "8 GiB", "waits: no node has what it asks for")
+    return " ".join(read(render(ClusterPicture(waiting=(replace(pod, **fields),)), now=NOW)).words)
+
+
+def test_a_waiting_pod_has_its_age_and_the_nearest_reason_on_its_line() -> None:
+    text = waiting(details=("a: 6 + 6 GiB free", "b: not ready"), suggestions=("ask for 6 GiB", "wait"))
+    line = text[text.index("team/p") : text.index("2 more")]
+    assert "107 min" in line
+    assert "04:12" not in line
+    assert "a: 6 + 6 GiB free (the nearest of 2 kinds of nodes)" in line
+    assert "would help: ask for 6 GiB" in line
+    assert "b: not ready" in text[text.index("2 more") :]
+    assert "waits: no node has what it asks for" in waiting()
+    assert (
+        "more"
+        not in waiting(details=("a: 6 GiB free",), suggestions=("ask for 6 GiB",)).partition("Moves")[0]
+    )
+
+
+def test_what_is_used_stands_beside_what_is_held_or_is_said_to_be_unmeasured() -> None:
+    held = HolderView("team", "job-7", 8, 0, 3 * GIB)
+    seen = NodeView("seen", (gpu(0, held, HolderView("team", "job-8", 2, 0, 0)),))
+    unseen = NodeView("unseen", (gpu(1, HolderView("team", "job-9", 4)),))
+    text = " ".join(read(render(ClusterPicture((seen, unseen)))).words)
+    assert "3 GiB  in use of what is held (of 10 GiB measured)" in text
+    assert "10 GiB of 12 GiB held, 3 GiB in use" in text
+    assert "4 GiB of 12 GiB held, use not measured" in text
+    assert "job-7 on seen: 8 GiB, 3 GiB in use, 1 GPU" in text
+    assert "job-8 on seen: 2 GiB, 0 B in use, 1 GPU" in text
+    assert "job-9 on unseen: 4 GiB, not measured, 1 GPU" in text
+    nowhere = " ".join(read(render(ClusterPicture((unseen,)))).words)
+    assert "not measured  what pods use of that" in nowhere
+    assert "page-usage is off, or no agent answers" in nowhere
+
+
+def test_the_legend_names_what_is_on_the_page() -> None:
+    links = (LinkGroup("NVL+PIX", (0, 1)), LinkGroup("NODE", (0, 2)))
+    gpus = (gpu(0, HolderView("team-b", "p", 1)), gpu(1, HolderView("team-a", "q", 1)), gpu(2))
+    page = render(ClusterPicture((NodeView("a", gpus, links),)))
+    legend = page[page.index('<details id="legend"') : page.index("</dl>")]
+    assert "<dt>NODE</dt><dd>GPUs in one NUMA node</dd>" in legend
+    assert "<dt>NVL+PIX</dt><dd>GPUs joined by NVLink, behind one PCIe switch</dd>" in legend
+    assert legend.index("NVL+PIX") < legend.index("NODE")
+    assert legend.index("team-a") < legend.index("team-b")
+    assert "PXB" not in legend
+
+
+def test_near_gpus_stand_in_a_frame_and_every_other_link_is_written() -> None:
+    links = (LinkGroup("PIX", (1, 2)), LinkGroup("NVL+PIX", (0, 3)), LinkGroup("NODE", (0, 1, 2, 3)))
+    page = render(ClusterPicture((NodeView("a", tuple(gpu(n) for n in range(4)), links),)))
+    card = page[page.index("<article") : page.index("</article>")]
+    assert re.findall(r'aria-label="(GPU\d)', card) == ["GPU0", "GPU1", "GPU2", "GPU3"]
+    frame = card[card.index('<li class="near">') :]
+    assert 'aria-label="PIX: GPUs behind one PCIe switch"' in frame
+    assert frame[: frame.index("</ul>")].count('role="img"') == 2
+    assert "NVL+PIX: GPU0 and GPU3; NODE: GPU0 to GPU3" in card
+
+
+def test_tables_have_captions_and_headings() -> None:
+    page = render(cluster(), now=NOW)
+    tables = re.findall(r"<table>(.*?)</table>", page, re.S)
+    assert len(tables) > 8
+    for one in tables:
+        assert "<caption" in one
+        columns = len(re.findall(r'<th scope="col"', one))
+        for row in re.findall(r"<tr[^>]*>(.*?)</tr>", one[one.index("<tbody>") :], re.S):
+            assert row.startswith('<th scope="row">')
+            assert row.count("<td") == columns - 1
+
+
+def test_what_links_lead_to_is_there() -> None:
+    reader = read(render(cluster()))
+    targets = [value[1:] for tag, name, value in reader.attributes if name == "href" and value[:1] == "#"]
+    assert len(targets) == 6
+    assert set(targets) <= set(reader.ids)
+    labelled = [value for _, name, value in reader.attributes if name == "aria-labelledby"]
+    assert set(labelled) <= set(reader.ids)

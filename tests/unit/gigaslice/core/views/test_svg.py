@@ -5,7 +5,7 @@ import sys
 import xml.etree.ElementTree as ET
 
 from gigaslice.core.views.cluster_picture import ClusterPicture, HolderView, LinkGroup, NodeView
-from gigaslice.core.views.svg import cluster_svg, colour, fragmentation_svg, node_svg
+from gigaslice.core.views.svg import cluster_svg, colour, gpu_svg, memory_svg
 from tests.unit.gigaslice.core.views.pictures import EVIL, GIB, cluster, gpu
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -24,7 +24,7 @@ def test_a_picture_is_whole_xml_with_a_title_and_a_description() -> None:
     assert root.get("role") == "img"
     assert root.get("aria-labelledby") == "title desc"
     assert {one.get("id") for one in root if one.tag in (SVG + "title", SVG + "desc")} == {"title", "desc"}
-    assert "fragmentation" in (root.findtext(SVG + "desc") or "")
+    assert "at most" in (root.findtext(SVG + "desc") or "")
 
 
 def test_every_node_and_gpu_is_there_with_what_is_free() -> None:
@@ -111,12 +111,20 @@ def test_a_namespace_has_one_hue() -> None:
 
 
 def test_many_gpus_of_a_node_go_into_several_rows() -> None:
-    svg = node_svg(NodeView("big", tuple(map(gpu, range(16)))))
-    lines = {
-        one.get("y")
-        for one in ET.fromstring("<g xmlns='http://www.w3.org/2000/svg'>" + svg + "</g>").iter(SVG + "rect")
-    }
+    svg = drawn(*map(gpu, range(16)))
+    lines = {one.get("y") for one in ET.fromstring(svg).iter(SVG + "rect") if one.get("width") == "104"}
     assert len(lines) == 2
+
+
+def test_what_is_in_use_is_a_strip_as_wide_as_its_part() -> None:
+    half = HolderView("team", "a", 6, 0, 3 * GIB)
+    beyond = HolderView("team", "b", 6, 0, 99 * GIB)
+    svg = gpu_svg(gpu(0, half, beyond, HolderView("team", "c", 0)), named=False)
+    root = ET.fromstring("<g xmlns='http://www.w3.org/2000/svg'>" + svg + "</g>")
+    strips = [float(one.get("width")) for one in root.iter(SVG + "rect") if one.get("fill") == "#000"]
+    assert strips == [26, 52]  # a quarter of the box; and no more than the pod's own half
+    assert "team/a: 6 GiB, 3 GiB in use" in (root[0].get("aria-label") or "")
+    assert "#000" not in gpu_svg(gpu(0, HolderView("team", "a", 6)), named=False)
 
 
 def test_an_empty_cluster_is_a_picture_too() -> None:
@@ -129,6 +137,6 @@ def test_the_bar_adds_up() -> None:
     assert (sums.held_bytes, sums.free_partly_bytes, sums.free_whole_bytes) == (6 * GIB, 6 * GIB, 12 * GIB)
     assert sums.unhealthy_bytes == 12 * GIB
     assert sums.fragmentation == 1 / 3
-    root = ET.fromstring("<g xmlns='http://www.w3.org/2000/svg'>" + fragmentation_svg(sums, 360) + "</g>")
+    root = ET.fromstring("<g xmlns='http://www.w3.org/2000/svg'>" + memory_svg(sums, 360) + "</g>")
     parts = [float(one.get("width")) for one in root.iter(SVG + "rect") if one.get("fill") != "none"]
     assert parts == [60, 120, 60, 120]

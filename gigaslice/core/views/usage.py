@@ -1,0 +1,65 @@
+"""What pods use of the GPUs of one node, read from the text of its agent's metrics. Pure.
+
+Only the two metrics that count against a container's limit are read, and only their numbers get further: names in the
+text are compared with those that the cluster lists and never shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["USAGE_METRICS", "NodeUsage", "read_usage"]
+
+USAGE_METRICS = ("gigaslice_container_memory_used_bytes", "gigaslice_container_memory_undeclared_bytes")
+"""What the agent reports that counts against a limit: declared by the processes, and found beyond that."""
+
+_LINE = re.compile(rf"(?:{'|'.join(USAGE_METRICS)})\{{(.*)\}} ([0-9][0-9.e+]*)")
+_STANDBY = "gigaslice_standby"
+_LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)",?')
+_ESCAPE = re.compile(r"\\(.)")
+_ESCAPED = {"n": "\n"}
+_MOST = 20_000  # series of one node
+_MOST_BYTES = 1 << 50  # of one series: more is no amount of GPU memory
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUsage:
+    """Bytes in use by the GPU's UUID, namespace and pod. Of a pod that is not there nothing is in use."""
+
+    used: Mapping[tuple[str, str, str], int]
+
+
+def read_usage(text: str) -> NodeUsage | None:
+    """The usage in the metrics of one agent, in the text form of Prometheus. What cannot be read is left out.
+
+    None is the answer of an agent that does not serve its node: another one does, and has the numbers.
+    """
+    used: dict[tuple[str, str, str], int] = {}
+    series = 0
+    for line in text.split("\n"):
+        if line.startswith(_STANDBY):
+            return None
+        if not line.startswith(USAGE_METRICS) or (match := _LINE.fullmatch(line)) is None:
+            continue
+        series += 1
+        if series > _MOST:
+            break
+        labels = {name: _ESCAPE.sub(_unescaped, value) for name, value in _LABEL.findall(match[1])}
+        key = labels.get("gpu_uuid", ""), labels.get("namespace", ""), labels.get("pod", "")
+        if all(key) and (size := _size(match[2])) is not None:
+            used[key] = used.get(key, 0) + size
+    return NodeUsage(used)
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return _ESCAPED.get(match[1], match[1])
+
+
+def _size(text: str) -> int | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return int(number) if number <= _MOST_BYTES else None
