@@ -10,7 +10,7 @@ from gigaslice.core.cluster.defragment import Steps, finished
 from gigaslice.core.cluster.hardware import Hardware
 from gigaslice.core.cluster.state import ClusterState, NodeFacts
 from gigaslice.core.cluster.summary import GpuHolder
-from gigaslice.core.model import NodeState, Pod
+from gigaslice.core.model import Gpu, NodeState, Pod
 from gigaslice.core.placement.tree import bits, build_tree
 from gigaslice.core.units import format_bytes
 from gigaslice.core.views.cluster_picture import (
@@ -111,7 +111,7 @@ def _node(
             gpu_holders.gpu.gpu.slice_bytes,
             gpu_holders.gpu.unhealthy,
             gpu_holders.gpu.gpu.numa_node,
-            tuple(_holder(holder, names, gpu_holders.gpu.gpu.uuid, usage) for holder in gpu_holders.holders),
+            tuple(_holder(holder, names, gpu_holders.gpu.gpu, usage) for holder in gpu_holders.holders),
         )
         for gpu_holders in state.holders(facts.name)
     )
@@ -121,17 +121,24 @@ def _node(
     )
 
 
-def _holder(holder: GpuHolder, names: Mapping[str, str], gpu: str, usage: NodeUsage | None) -> HolderView:
+def _holder(holder: GpuHolder, names: Mapping[str, str], gpu: Gpu, usage: NodeUsage | None) -> HolderView:
     pods = [pod for pod in holder.holding.consumers if pod.name]
     namespace, name = pods[0].namespace if pods else "", ", ".join(pod.name for pod in pods)
     if not name:
         # a pod that the cluster does not list
         namespace, _, name = names.get(holder.holding.id, f"/{holder.holding.id}").rpartition("/")
-    used = None
-    if usage is not None and namespace:
-        shared_by = [pod.name for pod in pods] or [name]
-        used = sum(usage.used.get((gpu, namespace, pod), 0) for pod in shared_by)
+    used = _used(usage, gpu.uuid, namespace, [pod.name for pod in pods] or [name])
+    if not used and holder.slices >= gpu.slices:
+        used = None  # processes on a whole GPU are in no ledger: nothing was found is not nothing is used
     return HolderView(namespace, name, holder.slices, holder.cores, used)
+
+
+def _used(usage: NodeUsage | None, gpu: str, namespace: str, pods: Sequence[str]) -> int | None:
+    """What PODS use of GPU together; None where no number of any of them is known."""
+    if usage is None or not namespace:
+        return None
+    known = [size for pod in pods if (size := usage.used.get((gpu, namespace, pod))) is not None]
+    return sum(known) if known else None
 
 
 class _Links:

@@ -50,7 +50,7 @@ def node_legend(nodes: Sequence[NodeView]) -> str:
                 f"<span>{swatch(colour(space, ''))}{text(space)} </span>" for space in spaces[:_MOST_COLOURS]
             )
             + (f"and {len(spaces) - _MOST_COLOURS} more; " if len(spaces) > _MOST_COLOURS else "")
-            + "its pods in shades of it; two namespaces may have one colour, the names say whose it is",
+            + "each namespace has one, its pods have shades of it; where two have the same, names tell them apart",
         ),
         (
             "Dark strip",
@@ -65,9 +65,7 @@ def node_legend(nodes: Sequence[NodeView]) -> str:
         *((text(kind), text(link_meaning(kind))) for kind in _kinds(nodes)),
     ]
     items = "".join(f"<div><dt>{name}</dt><dd>{meaning}</dd></div>" for name, meaning in rows)
-    return (
-        f'<details id="legend" open><summary>What colours and names mean</summary><dl>{items}</dl></details>'
-    )
+    return f'<details id="legend"><summary>What colours and names mean</summary><dl>{items}</dl></details>'
 
 
 def link_meaning(kind: str) -> str:

@@ -66,6 +66,9 @@ class ControllerConfig(ClusterRoleSettings):
     page_hosts: tuple[str, ...] = setting("HOST,…", host_names, "",
         "names under which browsers reach the page beside localhost, IP addresses and Services of its namespace (in "
         "full, as in page.gigaslice.svc), such as that of a proxy with a login; under others it answers with an error")
+    page_usage: str = setting("off|agents", values.choice("off", "agents"), "off",
+        "whether the page shows what pods use: agents asks the metrics of the agents' pods in its own namespace "
+        "(label app.kubernetes.io/component=node), with the token of --metrics-token-file, while somebody looks at it")
     webhook_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, "off",
         "where the admission webhook is served by TLS")
     webhook_secret: str = setting("NAME", _object_name, "gigaslice-webhook", "the secret with its certificates")

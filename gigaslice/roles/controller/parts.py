@@ -22,6 +22,7 @@ from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.events import EventRecorder
 from gigaslice.kubeapi.informer import Informer
 from gigaslice.kubeapi.lease import Leader
+from gigaslice.roles.controller.agent_usage import AgentUsage
 from gigaslice.roles.controller.claim_templates import ClaimTemplates
 from gigaslice.roles.controller.cluster_feed import ClusterFeed
 from gigaslice.roles.controller.config import ControllerConfig
@@ -165,8 +166,11 @@ class ControllerParts:
             "moves": self._find_moves,
             "metrics": endpoints(config, self.collect, self.unready).run,
         }
+        self._usage = AgentUsage(client, config.namespace, config.metrics_token_file, clock=clock)
         if config.page_address is not None:
             self.restarted = {**self.restarted, "page": self._page}
+            if config.page_usage == "agents":
+                self.restarted = {**self.restarted, "usage": self._usage.run}
         if config.webhook_address is not None:
             self.essential = {
                 **self.essential,
@@ -395,13 +399,19 @@ class ControllerParts:
     def page_routes(self) -> list[web.RouteDef]:
         """Returns the web page's routes."""
         hosts = PageHosts(self.config.namespace, self.config.page_hosts)
-        return page_routes(self._render, lambda: self.feed.changes, HEADERS, hosts)
+        return page_routes(self._render, self._page_revision, HEADERS, hosts)
+
+    def _page_revision(self) -> int:
+        """Grows when a page would be another one; asked for whenever somebody asks for a page."""
+        self._usage.want()
+        return self.feed.changes + self._usage.revision
 
     async def _render(self, query: Mapping[str, str]) -> Callable[[], str]:
         """Takes a picture in pieces; the page is written from it, which may be in a thread."""
         waits = [waiting_pod.pod for waiting_pod in self.waiting.waiting()]
         note = "" if self.feed.synced else "The cluster is still being read; nodes and pods are missing here."
-        taken = await in_pieces(picture_steps(self.state, waits, self._moves, note=note))
+        usage = self._usage.nodes()
+        taken = await in_pieces(picture_steps(self.state, waits, self._moves, note=note, usage=usage))
         wanted, now = PageQuery.parse(query), time.time()
         return lambda: render(taken, wanted, now)
 

@@ -55,11 +55,13 @@ from gigaslice.core.model.options import SliceUnit
 from gigaslice.core.text import whole_characters
 from gigaslice.core.units import parse_bytes
 from gigaslice.core.views.collect import picture
+from gigaslice.core.views.usage import read_usage
 from gigaslice.kubeapi import informer, lease
 from gigaslice.kubeapi.client import ApiFailure, KubeAnswer, KubeClient
 from gigaslice.kubeapi.cluster_objects import gpu_pod, node_facts, unread_gpu_pod
 from gigaslice.kubeapi.documents import WHOLE, read_document
 from gigaslice.roles.controller import claim_templates, cluster_feed, dataset_statuses, namespace_feed
+from gigaslice.roles.controller.agent_usage import metrics_address
 from gigaslice.roles.controller.class_objects import ClassFigures, plan_class_status, quota_classes
 from gigaslice.roles.controller.object_plan import stored
 from gigaslice.roles.controller.object_table import ObjectTable
@@ -348,7 +350,11 @@ DECODERS: tuple[Decoder, ...] = (
         "gigaslice.core.dataset.prefetch", "gigaslice.roles.dataset_node.subcommands.prefetch_nodes",
         "gigaslice.cluster_commands.cluster",
     ), 0.5),
+    Decoder("pod of an agent", (CONTROLLER,), _document(metrics_address), lambda: (seeds.AGENT_POD,), (), (
+        "gigaslice.roles.controller.agent_usage",
+    ), 0.5),
     # --- texts inside of them ---
+    Decoder("metrics of an agent", (CONTROLLER,), _plain(read_usage), lambda: (seeds.AGENT_METRICS,), (), (), 0.5),
     Decoder("inventory", (*CLUSTER, CLI), _plain(lambda text: (
         (found := NodeInventory.decode(text)), found.state(), found.encode(),
     )), seeds.inventories, (GigasliceError,), ("gigaslice.core.cluster.inventory:NodeInventory.decode",), 2.0),

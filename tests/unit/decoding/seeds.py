@@ -35,6 +35,17 @@ Document = dict[str, Any]
 MEMORY, WHOLE, CLASS = "gigaslice.io/vgpu-memory", "gigaslice.io/gpu", "gpuclass.gigaslice.io/nvidia.h100"
 
 
+AGENT_METRICS = "".join(
+    f'gigaslice_container_memory_{what}_bytes{{node="n",gpu_uuid="GPU-1",namespace="a",pod="p",container="c"}} 3e+09\n'
+    for what in ("limit", "used", "undeclared")
+)
+AGENT_POD: Document = {
+    "metadata": {"name": "gigaslice-x", "namespace": "gigaslice"},
+    "spec": {"nodeName": "n", "containers": [{"ports": [{"name": "metrics", "containerPort": 9445}]}]},
+    "status": {"phase": "Running", "podIP": "10.0.0.7"},
+}
+
+
 def _inside(value: Any) -> Iterator[Document]:
     if isinstance(value, dict):
         yield value

@@ -12,6 +12,8 @@ import yaml
 
 from gigaslice.core.cluster import names
 from gigaslice.role_settings import load
+from gigaslice.roles.controller import agent_usage
+from gigaslice.roles.controller.agent_usage import metrics_address
 from gigaslice.roles.controller.config import ControllerConfig
 from gigaslice.roles.scheduler.settings import SchedulerSettings
 from tests.unit.manifests.test_chart import documents_of, helm, listed
@@ -570,6 +572,33 @@ def test_who_is_named_reaches_every_port_that_a_role_serves(sets):
         assert set(named) == served(pod).keys() - {"webhook"}, role
         opened = [port["port"] for rule in rules if "from" not in rule for port in rule["ports"]]
         assert set(opened) == served(pod).keys() & {"webhook"}, "and nothing else is open to everybody"
+
+
+@pytest.mark.parametrize("value", ["agents", "off"])
+def test_the_controller_reaches_the_agents_metrics_where_the_page_shows_what_pods_use(value):
+    documents = chart(*ALL_ROLES, f"controller.settings.pageUsage={value}")
+    assert controller_settings(documents).page_usage == value
+    rules = policies(documents)["node"].get("ingress", [])
+    assert len(rules) == (value == "agents")
+    for rule in rules:
+        kubernetes_validate.validate(of(documents, "NetworkPolicy", "-node")[0], "1.36", strict=True)
+        assert rule["ports"] == [{"protocol": "TCP", "port": "metrics"}]
+        (peer,) = rule["from"]
+        labels = workloads(documents)["controller"]["metadata"]["labels"]
+        assert peer["podSelector"]["matchLabels"].items() <= labels.items()
+        assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "controller"
+    unserved = chart(*ALL_ROLES, f"controller.settings.pageUsage={value}", "settings.metricsAddress=off")
+    assert "ingress" not in policies(unserved)["node"]
+
+
+def test_the_page_asks_the_pods_that_the_chart_makes():
+    """The label and the name of the port by which the controller finds the agents are those of their pods."""
+    pod = workloads(chart())["node"]
+    document = {**pod, "spec": {**pod["spec"], "nodeName": "n"}}
+    document["status"] = {"phase": "Running", "podIP": "10.0.0.7"}
+    assert metrics_address(document) == "http://10.0.0.7:9445/metrics"
+    assert agent_usage._SELECTOR["labelSelector"] == "app.kubernetes.io/component=node"
+    assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "node"
 
 
 def test_ports_of_the_controller_are_those_that_it_was_told():

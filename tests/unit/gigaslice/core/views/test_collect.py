@@ -89,6 +89,7 @@ def test_what_is_used_is_that_of_the_nodes_own_agent() -> None:
         (uuid("node-a", 3), "team", "first"): 20,
         (uuid("node-a", 3), "team", "second"): 3,
         (uuid("node-a", 1), "other", "pod-u1"): 99,
+        (uuid("node-a", 1), "team", "pod-u1"): 0,
     }
 
     def seen(usage: dict[str, NodeUsage]) -> list[int | None]:
@@ -96,7 +97,13 @@ def test_what_is_used_is_that_of_the_nodes_own_agent() -> None:
         gpus = [gpu for node in view.nodes if node.name in ("node-a", "unlisted") for gpu in node.gpus]
         return [holder.used_bytes for gpu in gpus for holder in gpu.holders]
 
-    assert seen({"node-a": NodeUsage(used), "unlisted": NodeUsage({})}) == [5, 0, 23, None]
+    assert seen({"node-a": NodeUsage(used), "unlisted": NodeUsage({})}) == [5, None, 23, None]
+    used[uuid("node-a", 1), "team", "pod-u1"] = 7
+    assert seen({"node-a": NodeUsage(used)})[1] == 7, (
+        "what NVML shows of a whole GPU; without it nothing is known"
+    )
+    del used[uuid("node-a", 0), "team", "pod-u1"]
+    assert seen({"node-a": NodeUsage(used)})[0] is None, "its agent has no such pod yet"
     assert seen({"node-b": NodeUsage(used)}) == [None, None, None, None], "of another node's agent"
 
 

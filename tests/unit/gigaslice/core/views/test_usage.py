@@ -8,7 +8,7 @@ from prometheus_client.exposition import generate_latest
 from agent.telemetry.metrics import values_of
 from gigaslice.core.views.usage import USAGE_METRICS, NodeUsage, read_usage
 
-USED, UNDECLARED = USAGE_METRICS
+USED, UNDECLARED, MEASURED = USAGE_METRICS
 KEY = ("GPU-1", "team", "p")
 
 
@@ -27,18 +27,24 @@ def exposed(*rows: tuple[str, float, tuple[str, ...]], standby: bool = False) ->
     return generate_latest(Collected()).decode()
 
 
-def test_what_counts_against_limits_is_added_up_by_gpu_and_pod() -> None:
+def test_what_is_used_is_added_up_by_gpu_and_pod() -> None:
     text = exposed(
         (USED, 3e9, ("GPU-1", "team", "p", "a")),
         (USED, 1e9, ("GPU-1", "team", "p", "b")),
         (UNDECLARED, 5e8, ("GPU-1", "team", "p", "a")),
         (USED, 7, ("GPU-2", "team", "p", "a")),
         ("gigaslice_container_memory_limit_bytes", 9e9, ("GPU-1", "team", "p", "a")),
-        ("gigaslice_container_memory_measured_bytes", 9e9, ("GPU-1", "team", "p", "a")),
+        (MEASURED, 4e9, ("GPU-1", "team", "p", "b")),
+        (MEASURED, 1e9, ("GPU-1", "team", "p", "a")),
+        (MEASURED, 8e9, ("GPU-3", "team", "whole", "a")),
     )
     usage = read_usage(text)
     assert usage is not None
-    assert dict(usage.used) == {KEY: 4_500_000_000, ("GPU-2", "team", "p"): 7}
+    assert dict(usage.used) == {
+        KEY: 7_500_000_000,  # of each container what was counted, or what NVML shows where that is more
+        ("GPU-2", "team", "p"): 7,
+        ("GPU-3", "team", "whole"): 8_000_000_000,
+    }
 
 
 def test_names_with_quotes_and_braces_are_read_as_they_were_written() -> None:
@@ -73,7 +79,9 @@ def test_what_cannot_be_read_is_left_out() -> None:
 
 
 def test_of_endless_series_only_so_many_are_read() -> None:
-    text = "\n".join(f'{USED}{{gpu_uuid="g",namespace="n",pod="p{number}"}} 1' for number in range(30_000))
+    text = "\n".join(
+        f'{USED}{{gpu_uuid="g",namespace="n",pod="p{number}",container="c"}} 1' for number in range(30_000)
+    )
     usage = read_usage(text)
     assert usage is not None
     assert len(usage.used) == 20_000
