@@ -28,7 +28,7 @@ TREE := gigaslice/roles/dataset_node/sources/_tree.c
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch]) \
   $(TREE)
 
-.PHONY: model model-quick all native extension extension-asan demo test test-long check lint bench test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man chart-schema clean help
+.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man chart-schema clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -40,6 +40,12 @@ extension: $(EXTENSION)  ## build the Python bindings in place
 
 demo: all fakedriver  ## one node, two pods with 8 and 12 GiB, real programs in them
 	$(PY) -m tests.demo
+
+demo-cluster: all fakedriver  ## three simulated nodes, scheduler, controller and web page, pods that come and go; Ctrl-C ends it
+	$(PY) -m tests.demo.cluster $(if $(SECONDS),--seconds $(SECONDS))
+
+pictures: all fakedriver  ## the documentation's pictures of the web page, where Chromium is installed with chromedriver
+	$(PY) -m tests.demo.cluster.pictures
 
 # Four at a time, since most of them wait for processes of theirs; those that measure time run alone.
 ALONE := tests/integration/test_native_share.py tests/integration/test_native_time_slices.py \

@@ -36,6 +36,7 @@ class NodeWorld:
         said: The events on pods: (pod, kind, reason, text).
         fetch_patience: Seconds that a fetch that is given up waits for its threads.
         api: Has the cluster's Dataset objects; none until a test makes one: a service without access reads none.
+        connections: What the service has of a cluster, in place of this world's pods and events.
     """
 
     def __init__(self, root: Path, *, scale: float = 0.05, **settings: str) -> None:
@@ -49,6 +50,7 @@ class NodeWorld:
         self.memory = True
         self.fetch_patience = 5.0
         self.api: DatasetApi | None = None
+        self.connections: ClusterConnections | None = None
         self.agents: list[asyncio.StreamWriter] = []
         flags = {
             "state-dir": str(root / "s"),
@@ -80,7 +82,7 @@ class NodeWorld:
             return str(where)
 
         io = NodeIo(self.mounts, self.storage, fetched, mount_source)
-        cluster = ClusterConnections(pods=self, reporter=self)
+        cluster = self.connections or ClusterConnections(pods=self, reporter=self)
         if self.api is not None:
             objects = ClusterDatasets(self.api, self.settings.trusted_namespaces)  # type: ignore[arg-type]
             cluster = dataclasses.replace(cluster, objects=objects)
@@ -112,7 +114,8 @@ class NodeWorld:
     async def served(self) -> AsyncIterator[DatasetService]:
         """One life of the service; its end is one by SIGTERM."""
         service, stop = self.make(), asyncio.Event()
-        running = asyncio.create_task(service.run(stop))
+        parts = self.connections.parts(service) if self.connections else {}
+        running = asyncio.create_task(service.run(stop, parts))
         try:
             for _ in range(2000):
                 if service.csi.endpoint.exists() or running.done():

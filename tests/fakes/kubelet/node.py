@@ -254,14 +254,19 @@ class FakeKubelet:
         """Pods that hold or are getting devices."""
         return [pod for pod in self.pods if pod.active and not pod.terminal and not pod.deleted]
 
-    def create_pod(self, spec: PodSpec) -> Pod:
-        """Hands the pod to the scheduler and returns at once."""
+    def create_pod(self, spec: PodSpec, uid: str = "", report: Callable[[str], None] | None = None) -> Pod:
+        """Hands the pod to the scheduler and returns at once.
+
+        Without an API server of its own the node may be one of several of a cluster: UID is then the pod's there, and
+        REPORT is told its phases.
+        """
         names = [(p.spec.namespace, p.spec.name) for p in self.pods if not p.deleted]
         if (spec.namespace, spec.name) in names:
             raise ValueError(f"pod {spec.namespace}/{spec.name} exists")
         if spec.claims and self.api is None:
             raise ValueError(f"pod {spec.name} has claims, and there is no API server")
         pod = Pod(spec)
+        pod.uid, pod.report = uid or pod.uid, report or pod.report
         self.pods.append(pod)  # before it is published: its scheduler may be quick
         if self.api is not None:
             waits = spec.claims and not spec.bind
