@@ -1,9 +1,11 @@
 """Quota directories of commands on a workstation: made by ``vcuda run``, listed by ``vcuda ps``, swept when unused.
 
 A directory holds a limits page, a ledger and ``command.json``. It is filled under a hidden name and renamed when it is
-complete, so no process ever finds an incomplete one. It is in use while a process owns a slot of its ledger, while its
-launcher lives, or while any process has it as VCUDA_DIR: a background child that has not used the GPU yet must find its
-limit later. Directories that a user named with --dir are never swept.
+complete, so no process ever finds an incomplete one. The library makes such directories too, for programs that have
+their limit from the environment. When one is in use, and how it is removed, is decided in C for both
+(``native/shm/quota.h``): while a process owns a slot of its ledger, while its launcher lives, or while any process
+names it, so that a background child that has not used the GPU yet finds its limit later. Directories that a user named
+with --dir are never swept.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 
 from gigaslice.runtime.files import read_file, replace_file
 from vcuda import contract, errors
+from vcuda._bridge import lib, path_bytes
 from vcuda.ledger import LedgerUsage, create_ledger, read_ledger
 from vcuda.limits import GpuLimit, LimitsPage, create_limits, read_limits
 from vcuda.sizes import format_size
@@ -41,8 +44,6 @@ __all__ = [
 _MOST_JSON = 1 << 20
 _RUN_PREFIX = "run-"
 _NEW_PREFIX = ".new-"
-_DEAD_PREFIX = ".dead-"
-_EXEC_SECONDS, _EXEC_POLL_SECONDS = 0.1, 0.002  # longer than a program usually takes to be loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,37 +186,13 @@ def read_quota(directory: Path) -> Quota:
 
 
 def sweep(base: Path) -> int:
-    """Removes what finished commands left in BASE; returns how many directories it removed."""
-    swept = 0
-    with contextlib.suppress(OSError):
-        for entry in base.iterdir():
-            if entry.name.startswith(_RUN_PREFIX):
-                swept += remove_if_unused(entry)
-            elif entry.name.startswith(_NEW_PREFIX):
-                launcher = entry.name.removeprefix(_NEW_PREFIX).split("-", 1)[0]
-                if not (launcher.isdigit() and _start_time(int(launcher))):
-                    swept += _remove(entry)
-            elif entry.name.startswith(_DEAD_PREFIX):
-                swept += _remove(entry)
-    return swept
+    """Removes what finished commands and programs left in BASE; returns how many directories it removed."""
+    return int(lib.quota_sweep(path_bytes(base)))
 
 
 def remove_if_unused(directory: Path, *, launcher_done: bool = False) -> bool:
     """Removes DIRECTORY unless a process may use it. LAUNCHER_DONE: the caller's own command has ended."""
-    if not launcher_done and _launcher_lives(directory):
-        return False
-    try:
-        usage = read_ledger(directory / contract.LEDGER_FILE)
-    except errors.PermissionDeniedError:
-        return False
-    except errors.VcudaError:
-        pass  # no process can use a ledger that cannot be read; environments still count
-    else:
-        if any(process.alive for process in usage.processes):
-            return False
-    if _is_in_an_environment(directory):
-        return False
-    return _remove(directory)
+    return bool(lib.quota_remove_unused(path_bytes(directory), int(launcher_done)))
 
 
 def _fill(directory: Path, gpus: Sequence[GpuLimit]) -> None:
@@ -244,12 +221,6 @@ def _read_json(path: Path) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def _launcher_lives(directory: Path) -> bool:
-    noted = _read_json(directory / contract.COMMAND_FILE)
-    launcher, start = noted.get("launcher"), noted.get("launcher_start")
-    return isinstance(launcher, int) and bool(start) and _start_time(launcher) == start
-
-
 def _start_time(pid: int) -> int | None:
     """Clock ticks between boot and the start of process PID; None when there is no such process."""
     try:
@@ -257,64 +228,3 @@ def _start_time(pid: int) -> int | None:
         return int(text.rpartition(b")")[2].split()[19])  # field 22; the name before it may contain anything
     except (OSError, ValueError, IndexError):
         return None
-
-
-def _is_in_an_environment(directory: Path) -> bool:
-    """Whether a process whose environment is readable was started with DIRECTORY as its VCUDA_DIR.
-
-    In the midst of execve(2) a process has memory, and neither arguments nor an environment yet. The arguments come
-    first, so an environment that is still empty after them is. A process whose program takes long to be loaded may be
-    the one: True, and the next sweep looks again.
-    """
-    entry = f"{contract.ENV_DIR}=".encode() + os.fsencode(directory)
-    unsure = [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit()]
-    loaded: set[int] = set()
-    deadline = time.monotonic() + _EXEC_SECONDS
-    while True:
-        environments = {pid: _environment(pid) for pid in unsure}
-        if any(entry in text.split(b"\0") for text in environments.values() if text):
-            return True
-        unsure = [
-            pid
-            for pid, text in environments.items()
-            if text == b"" and pid not in loaded and _has_memory(pid)
-        ]
-        if not unsure:
-            return False
-        if time.monotonic() > deadline:
-            return True
-        loaded = {pid for pid in unsure if _has_arguments(pid)}  # their environment is read once more
-        time.sleep(_EXEC_POLL_SECONDS)
-
-
-def _environment(pid: int) -> bytes | None:
-    """The environment that process PID was started with; None where it cannot be read."""
-    return _read_process(pid, "environ")
-
-
-def _has_arguments(pid: int) -> bool:
-    """Whether process PID has the arguments of its program already; at least an empty one comes with each program."""
-    return bool(_read_process(pid, "cmdline"))
-
-
-def _has_memory(pid: int) -> bool:
-    """Whether process PID has an address space: neither a thread of the kernel nor a zombie."""
-    return not (_read_process(pid, "statm") or b"0 ").startswith(b"0 ")
-
-
-def _read_process(pid: int, name: str) -> bytes | None:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return None
-
-
-def _remove(directory: Path) -> bool:
-    """Renames it first, so that no process finds a half removed directory."""
-    doomed = directory.with_name(f"{_DEAD_PREFIX}{secrets.token_hex(4)}")
-    try:
-        directory.rename(doomed)
-    except OSError:
-        return False  # another process removes it
-    shutil.rmtree(doomed, ignore_errors=True)
-    return True

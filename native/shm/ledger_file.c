@@ -238,3 +238,24 @@ int ledger_owners(const char *path, struct vc_slot_owner *owners, uint32_t max) 
   os_close(file.fd);
   return (int)count;
 }
+
+/* A slot of whose lock nothing is known counts, as for its own processes. */
+static int may_have_processes(const struct os_file *file) {
+  struct ledger_file_split *copy = calloc(1, sizeof *copy);
+  uint32_t used = 0;
+  int status = copy != NULL ? read_file(file, copy, &used) : VC_EIO;
+  for (uint32_t i = 0; status == VC_OK && i < used; i++)
+    if (ledger_may_live(copy->file.slot[i].hold, copy->file.slot[i].pid, 0)) status = 1;
+  free(copy);
+  return status;
+}
+
+int ledger_is_used(const char *path) {
+  struct os_file file;
+  int status = os_open(path, 0, &file);
+  if (status != VC_OK) return status;
+  int any = os_lock_any(file.fd, LEDGER_LOCKS, VC_MAX_SLOTS) || ledger_any_held(file.fd, 0, VC_MAX_SLOTS);
+  status = any ? 1 : may_have_processes(&file);
+  os_close(file.fd);
+  return status;
+}

@@ -125,6 +125,8 @@ struct vc_slot_owner {
   int32_t pid; /* in the reader's PID namespace */
 };
 int ledger_owners(const char *path, struct vc_slot_owner *owners, uint32_t max);
+/* 1: a process has a slot of the ledger, or may have one; 0: none has. */
+int ledger_is_used(const char *path);
 /* Whether a lock that a mapping alone keeps open lasts on the file system of PATH, a file that no process uses: 1 or 0.
  * It is tried with the first slot's. */
 int ledger_hold_lasts(const char *path);
@@ -157,6 +159,16 @@ uint64_t time_slice_now_ms(void);
  * 0 when there was nothing to do. It waits for a process that writes the file at this moment. */
 int ledger_trim(const char *path);
 int ledger_trim_open(int fd);
+
+/* Quota directories that nobody named by path (quota.h). 1: a process may use the one at DIRECTORY, 0: none does.
+ * LAUNCHER_DONE: the launcher's own command has ended, whatever its record says. */
+int quota_in_use(const char *directory, int launcher_done);
+/* Whether a process names it, as PROC ("/proc") shows. */
+int quota_is_named(const char *proc, const char *directory);
+/* Removes it unless it is in use. 1: removed. */
+int quota_remove_unused(const char *directory, int launcher_done);
+/* Removes all in BASE that are not in use, and what is left of unfinished and removed ones. Returns how many. */
+int quota_sweep(const char *base);
 
 /* The compute share of a container on one GPU: a bucket of GPU time that all its processes fill and empty, without a
  * lock. Pure: time is an argument. Theory in bucket.c; Python runs the same code in simulated time. */

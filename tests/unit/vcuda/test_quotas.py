@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import fcntl
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 import vcuda
 from vcuda import errors, quotas
+from vcuda._bridge import lib
 
 from .conftest import GPU_A, GPU_B
 
@@ -44,6 +46,10 @@ def sleeper() -> Iterator[Callable[[dict[str, str]], subprocess.Popen[bytes]]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+def is_named(directory: Path, proc: Path = Path("/proc")) -> bool:
+    return bool(lib.quota_is_named(bytes(proc), bytes(directory)))
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
@@ -179,16 +185,16 @@ def test_a_process_that_is_becoming_another_program_keeps_its_directory(tmp_path
     again = "import os, sys; os.execve(sys.executable, [sys.executable, '-S', '-c', os.environ['CODE']], os.environ)"
     environment = {"VCUDA_DIR": str(tmp_path), "CODE": again}
     child = subprocess.Popen([sys.executable, "-S", "-c", again], env=environment)
+    shown = Path(f"/proc/{child.pid}/environ")
     try:
-        while not Path(f"/proc/{child.pid}/environ").read_bytes():
+        while not shown.read_bytes():
             pass
-        shown = [quotas._environment(child.pid) for _ in range(20_000)]
-        assert b"" in shown, "else this test shows nothing"
-        assert all(quotas._is_in_an_environment(tmp_path) for _ in range(300))
+        assert b"" in [shown.read_bytes() for _ in range(20_000)], "else this test shows nothing"
+        assert all(is_named(tmp_path) for _ in range(300))
     finally:
         child.kill()
         child.wait()
-    assert not quotas._is_in_an_environment(tmp_path)
+    assert not is_named(tmp_path)
 
 
 def test_a_process_with_no_environment_at_all_keeps_no_directory(tmp_path: Path) -> None:
@@ -196,20 +202,112 @@ def test_a_process_with_no_environment_at_all_keeps_no_directory(tmp_path: Path)
     try:
         while not Path(f"/proc/{bare.pid}/cmdline").read_bytes().startswith(b"/bin/sleep"):
             pass
-        assert quotas._environment(bare.pid) == b""
-        assert not quotas._is_in_an_environment(tmp_path)
+        assert Path(f"/proc/{bare.pid}/environ").read_bytes() == b""
+        assert not is_named(tmp_path)
     finally:
         bare.kill()
         bare.wait()
 
 
-def test_a_program_that_takes_long_to_be_loaded_keeps_its_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def shown(tmp_path: Path) -> Callable[..., Path]:
+    """A /proc with one process as it would be shown."""
+
+    def make(
+        environ: bytes = b"A=b\0", cmdline: bytes = b"x\0", statm: bytes = b"9 9", maps: str = ""
+    ) -> Path:
+        process = tmp_path / "proc" / "4711"
+        process.mkdir(parents=True)
+        for name, text in (("environ", environ), ("cmdline", cmdline), ("statm", statm)):
+            (process / name).write_bytes(text)
+        (process / "maps").write_text(maps)
+        (tmp_path / "proc" / "self").mkdir()
+        return tmp_path / "proc"
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("cmdline", "statm", "named"),
+    [(b"", b"9 9", True), (b"x\0", b"9 9", False), (b"", b"0 0", False)],
+    ids=["in execve", "no environment", "no memory"],
+)
+def test_a_program_that_takes_long_to_be_loaded_keeps_every_directory(
+    shown: Callable[..., Path], cmdline: bytes, statm: bytes, named: bool
 ) -> None:
     """Its process stands in execve(2) for longer than is waited; nothing tells whose it is."""
-    monkeypatch.setattr(quotas, "_environment", lambda pid: b"" if pid == os.getpid() else None)
-    monkeypatch.setattr(quotas, "_has_arguments", lambda pid: False)
-    assert quotas._is_in_an_environment(tmp_path)
+    assert is_named(Path("/b/run-1-x"), shown(b"", cmdline, statm)) is named
+
+
+@pytest.mark.parametrize(
+    ("directory", "environ", "maps", "named"),
+    [
+        ("/b/run-1-x", b"A=b\0VCUDA_DIR=/b/run-1-x\0", "", True),
+        ("/b/run-1-x", b"A=b\0VCUDA_DIR=/b/run-1-x", "", True),
+        ("/b/run-1-x", b"XVCUDA_DIR=/b/run-1-x\0VCUDA_DIR=/b/run-1-xy\0VCUDA_DIR=/b/run-1-\0", "", False),
+        ("/b/env-1-x", b"A=b\0", "7f-80 r--s 0 08:01 5      /real/b/env-1-x/limits\n", False),
+        ("/b/env-1-x", b"A=b\0", "7f-80 rw-s 0 08:01 5      /real/b/env-1-x/ledger\n", True),
+        ("/b/env-1-x", b"A=b\0", "7f-80 rw-s 0 08:01 5      /b/.dead-1/ledger (deleted)\n", False),
+        ("/b/env-1-x", b"A=b\0", "7f-80 rw-s 0 08:01 5      /b/env-1-xy/ledger\n7f-80 rw-s 0 0\n", False),
+        ("/tmp/vcuda-1/quota-nb", b"VCUDA_QUOTA=nb\0", "", True),
+        ("/tmp/vcuda-1/quota-nb", b"VCUDA_QUOTA=n\0VCUDA_QUOTA=nbb\0", "", False),
+        ("/run/user/1/vcuda/quota-nb", b"VCUDA_QUOTA=nb\0XDG_RUNTIME_DIR=/run/user/1\0", "", True),
+        ("/run/user/1/vcuda/quota-nb", b"VCUDA_QUOTA=nb\0XDG_RUNTIME_DIR=/run/user\0", "", False),
+        ("/run/user/1/vcuda/quota-nb", b"VCUDA_QUOTA=nb\0", "", False),
+        ("/b/env-nb", b"VCUDA_QUOTA=nb\0", "", False),
+        ("/b/run-1-x", b"L=" + b"x" * 9000 + b"\0VCUDA_DIR=/b/run-1-x\0", "", True),
+    ],
+)
+def test_how_a_process_names_a_directory(
+    shown: Callable[..., Path], directory: str, environ: bytes, maps: str, named: bool
+) -> None:
+    assert is_named(Path(directory), shown(environ, maps=maps)) is named
+
+
+def test_where_processes_are_not_to_be_seen_every_directory_is_kept(tmp_path: Path) -> None:
+    assert is_named(Path("/b/run-1-x"), tmp_path / "missing")
+
+
+def test_what_the_library_makes_is_swept_likewise(base: Path, gpus: list[vcuda.GpuLimit]) -> None:
+    head = base / f"env-{os.getpid()}-{'0' * 24}-{'0' * 16}"
+    quotas.create_in(base, gpus, ["x"]).rename(head)
+    named = quotas.open_named(base / "quota-nb", gpus)
+    child = subprocess.Popen(
+        ["/bin/cat"], env={"VCUDA_QUOTA": "nb", "XDG_RUNTIME_DIR": str(base.parent)}, stdin=subprocess.PIPE
+    )
+    while Path(f"/proc/{child.pid}/cmdline").read_bytes() != b"/bin/cat\0":
+        pass
+    assert quotas.sweep(base) == 0, "one's head lives, the other is named"
+    child.communicate()
+    forget_launcher(head)
+    assert quotas.sweep(base) == 2
+    assert list(base.iterdir()) == []
+    assert not named.exists()
+
+
+def test_a_base_that_is_locked_is_not_waited_for(base: Path, gpus: list[vcuda.GpuLimit]) -> None:
+    """Who joins or makes a quota keeps it; what is left is swept the next time."""
+    directory = quotas.create_in(base, gpus, ["x"])
+    forget_launcher(directory)
+    lock = os.open(base, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert quotas.sweep(base) == 0
+    os.close(lock)
+    assert quotas.sweep(base) == 1
+
+
+def test_all_that_is_in_a_directory_goes_with_it_and_nothing_else(
+    base: Path, gpus: list[vcuda.GpuLimit], tmp_path: Path
+) -> None:
+    (tmp_path / "kept").write_text("x")
+    directory = quotas.create_in(base, gpus, ["x"])
+    (directory / "preload" / "lib" / "deep").mkdir(parents=True)
+    for folder in ("preload", "preload/lib/deep"):
+        (directory / folder / "link").symlink_to(tmp_path)
+        (directory / folder / "file").symlink_to(tmp_path / "kept")
+    assert quotas.remove_if_unused(directory, launcher_done=True)
+    assert list(base.iterdir()) == []
+    assert (tmp_path / "kept").read_text() == "x"
 
 
 def test_what_is_damaged_is_swept_and_what_is_not_ours_is_left(
@@ -230,3 +328,14 @@ def test_sweeping_what_is_not_there(tmp_path: Path) -> None:
     assert quotas.sweep(tmp_path / "missing") == 0
     assert quotas.find_quotas(tmp_path / "missing") == []
     assert quotas.remove_if_unused(tmp_path / "missing") is False
+
+
+def test_a_quota_of_the_same_name_in_another_base_is_another(
+    tmp_path: Path, gpus: list[vcuda.GpuLimit], shown: Callable[..., Path]
+) -> None:
+    ours, other = (quotas.open_named(tmp_path / base / "quota-nb", gpus) for base in ("a", "b"))
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    proc = shown(maps=f"7f-80 rw-s 0 08:01 5      {ours}/ledger\n")
+    assert is_named(ours, proc)
+    assert is_named(tmp_path / "link" / "quota-nb", proc)
+    assert not is_named(other, proc)
