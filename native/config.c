@@ -11,10 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "directory.h"
+#include "head.h"
 #include "plain.h"
 #include "text.h"
 
@@ -57,7 +58,8 @@ static int is_name(const char *setting, size_t length, const char *name) {
 /* A variable that is named like ours and is none was meant as a limit. Kubernetes makes some for a service that is
  * called vcuda. */
 static int is_misspelt(const char *setting) {
-  static const char known[][24] = {"VCUDA_MEMORY_LIMIT", "VCUDA_PHYSICAL_LIMIT", "VCUDA_CORES", "VCUDA_DIR", "VCUDA_LOG"};
+  static const char known[][24] = {"VCUDA_MEMORY_LIMIT", "VCUDA_PHYSICAL_LIMIT", "VCUDA_CORES",
+                                     "VCUDA_DIR", "VCUDA_QUOTA", "VCUDA_LOG"};
   size_t length = strcspn(setting, "=");
   if (strncmp(setting, prefix, sizeof prefix - 1) != 0) return 0;
   for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -75,7 +77,7 @@ static const char *misspelt(void) {
 }
 
 static int environment_limits(void) {
-  return variable("VCUDA_MEMORY_LIMIT") != NULL || variable("VCUDA_DIR") != NULL ||
+  return variable("VCUDA_MEMORY_LIMIT") != NULL || variable("VCUDA_DIR") != NULL || variable("VCUDA_QUOTA") != NULL ||
          variable("VCUDA_PHYSICAL_LIMIT") != NULL || variable("VCUDA_CORES") != NULL || misspelt() != NULL;
 }
 
@@ -91,37 +93,36 @@ static int has_variables(char *const *environment) {
   return 0;
 }
 
-int config_at_load(char *const *environment) {
-  if (look_for_container_page() == ABSENT) return has_variables(environment) && environment_limits();
+static uint64_t values_now(void) {
+  return head_values(variable("VCUDA_MEMORY_LIMIT"), variable("VCUDA_PHYSICAL_LIMIT"), variable("VCUDA_CORES"));
+}
+
+static void become_head(char **environment) {
+  char base[CONFIG_PATH], name[HEAD_NAME];
+  if (variable("VCUDA_MEMORY_LIMIT") == NULL || variable("VCUDA_DIR") != NULL || variable("VCUDA_QUOTA") != NULL) return;
+  if (directory_base(variable("XDG_RUNTIME_DIR"), base) < sizeof base && head_name(values_now(), name) == VC_OK)
+    head_publish(base, name, environment);
+}
+
+int config_at_load(char **environment) {
+  if (look_for_container_page() == ABSENT) {
+    if (!has_variables(environment) || !environment_limits()) return 0;
+    become_head(environment);
+    return 1;
+  }
   __atomic_store_n(&container_page, PRESENT, __ATOMIC_RELAXED);
   return 1;
 }
 
-static int is_own_directory(const char *path) {
-  struct stat st;
-  if (syscall(SYS_newfstatat, AT_FDCWD, path, &st, 0) != 0) return 0;
-  return S_ISDIR(st.st_mode) && st.st_uid == geteuid();
-}
-
 static int choose_directory(struct config *out, char *why) {
-  const char *named = variable("VCUDA_DIR"), *runtime = variable("XDG_RUNTIME_DIR");
-  char user[TEXT_NUMBER];
-  size_t length;
-  if (named != NULL && named[0] != '/') {
-    snprintf(why, CONFIG_WHY, "VCUDA_DIR is \"%.64s\"; give an absolute path", named);
+  const struct directory_names names = {
+      .directory = variable("VCUDA_DIR"), .quota = variable("VCUDA_QUOTA"), .runtime = variable("XDG_RUNTIME_DIR")};
+  if (names.directory != NULL && names.directory[0] != '/') {
+    snprintf(why, CONFIG_WHY, "VCUDA_DIR is \"%.64s\"; give an absolute path", names.directory);
     return VC_EINVAL;
   }
-  out->default_directory = named == NULL;
-  if (named != NULL)
-    length = text_join(out->directory, CONFIG_PATH, named, "", "");
-  else if (runtime != NULL && runtime[0] == '/' && is_own_directory(runtime))
-    length = text_join(out->directory, CONFIG_PATH, runtime, "/vcuda/default", "");
-  else
-    length = text_join(out->directory, CONFIG_PATH, "/tmp/vcuda-", text_number(geteuid(), user), "/default");
-  if (length < CONFIG_PATH - 8) return VC_OK;
-  snprintf(why, CONFIG_WHY, "the path %.64s… is too long; set VCUDA_DIR to one of fewer than %d characters",
-           out->directory, CONFIG_PATH - 8);
-  return VC_EINVAL;
+  if (directory_has_head(&names)) out->values = values_now();
+  return directory_choose(out, &names, why);
 }
 
 static void name_files(struct config *out) {
@@ -141,7 +142,7 @@ int config_read(struct config *out, char *why) {
   if (wrong != NULL) {
     size_t length = strcspn(wrong, "=");
     snprintf(why, CONFIG_WHY, "%.*s is no variable of this library, which reads VCUDA_MEMORY_LIMIT, VCUDA_PHYSICAL_LIMIT, "
-             "VCUDA_CORES, VCUDA_DIR and VCUDA_LOG; correct or unset it", length < 64 ? (int)length : 64, wrong);
+             "VCUDA_CORES, VCUDA_DIR, VCUDA_QUOTA and VCUDA_LOG; correct or unset it", length < 64 ? (int)length : 64, wrong);
     return VC_EINVAL;
   }
   out->memory_limit = variable("VCUDA_MEMORY_LIMIT");
@@ -156,7 +157,7 @@ int config_read(struct config *out, char *why) {
              "memory, set both");
     return VC_EINVAL;
   }
-  if (out->memory_limit == NULL && variable("VCUDA_DIR") == NULL) return VC_OK;
+  if (out->memory_limit == NULL && variable("VCUDA_DIR") == NULL && variable("VCUDA_QUOTA") == NULL) return VC_OK;
   out->kind = CONFIG_DIRECTORY;
   int status = choose_directory(out, why);
   if (status == VC_OK) name_files(out);
@@ -372,13 +373,17 @@ int config_resolve(const struct requests *requests, const uint8_t (*gpus)[VC_UUI
   return (int)requests->count;
 }
 
+/* Whose page it is, and what the user can do, for the sentence. */
+struct page_place {
+  const char *place, *remedy;
+};
+
 static int disagree(const char *variable_name, const char *unit, uint64_t asked, uint64_t found,
-                    const uint8_t uuid[VC_UUID_BYTES], uint32_t flags, const char *page_path, char *why) {
+                    const struct vc_gpu_limit *gpu, const struct page_place *page, char *why) {
   char text[48] = "";
-  uuid_format(uuid, flags, text, sizeof text);
-  snprintf(why, CONFIG_WHY,
-           "%s gives %s %llu %s, but %s gives it %llu; unset %s, or set VCUDA_DIR to another directory",
-           variable_name, text, (unsigned long long)asked, unit, page_path, (unsigned long long)found, variable_name);
+  uuid_format(gpu->uuid, gpu->flags, text, sizeof text);
+  snprintf(why, CONFIG_WHY, "%s gives %s %llu %s, but %s gives it %llu; unset %s to join, or %s", variable_name, text,
+           (unsigned long long)asked, unit, page->place, (unsigned long long)found, variable_name, page->remedy);
   return VC_EINVAL;
 }
 
@@ -395,7 +400,8 @@ static struct vc_gpu_limit find_entry(const struct vc_gpu_limit *entry, int coun
 }
 
 int config_compare(const struct requests *requests, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
-                   const struct vc_limits *page, const char *page_path, char *why) {
+                   const struct vc_limits *page, const char *place, const char *remedy, char *why) {
+  const struct page_place where = {place, remedy};
   struct vc_gpu_limit entry[VC_MAX_GPUS];
   const struct request *first = &requests->request[0];
   int every = first->kind == REQUEST_EVERY_GPU, count = 0;
@@ -407,18 +413,15 @@ int config_compare(const struct requests *requests, const uint8_t (*gpus)[VC_UUI
         .memory_bytes = first->bytes, .physical_bytes = first->physical, .cores_percent = first->cores};
     if (!every) asked = find_entry(entry, count, found->uuid);
     if (asked.memory_bytes != found->memory_bytes)
-      return disagree("VCUDA_MEMORY_LIMIT", "bytes", asked.memory_bytes, found->memory_bytes, found->uuid, found->flags,
-                      page_path, why);
+      return disagree("VCUDA_MEMORY_LIMIT", "bytes", asked.memory_bytes, found->memory_bytes, found, &where, why);
     if (asked.physical_bytes != found->physical_bytes)
-      return disagree("VCUDA_PHYSICAL_LIMIT", "bytes", asked.physical_bytes, found->physical_bytes, found->uuid,
-                      found->flags, page_path, why);
+      return disagree("VCUDA_PHYSICAL_LIMIT", "bytes", asked.physical_bytes, found->physical_bytes, found, &where, why);
     if (asked.cores_percent != found->cores_percent)
-      return disagree("VCUDA_CORES", "per cent of its time", asked.cores_percent, found->cores_percent, found->uuid,
-                      found->flags, page_path, why);
+      return disagree("VCUDA_CORES", "per cent of its time", asked.cores_percent, found->cores_percent, found, &where,
+                      why);
   }
   for (int i = 0; i < count; i++)
     if (bytes_in_page(page, entry[i].uuid) == 0)
-      return disagree("VCUDA_MEMORY_LIMIT", "bytes", entry[i].memory_bytes, 0, entry[i].uuid, entry[i].flags,
-                      page_path, why);
+      return disagree("VCUDA_MEMORY_LIMIT", "bytes", entry[i].memory_bytes, 0, &entry[i], &where, why);
   return VC_OK;
 }

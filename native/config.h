@@ -6,7 +6,7 @@
 
 #include "shm.h"
 
-enum { CONFIG_PATH = 256, CONFIG_WHY = 384 };
+enum { CONFIG_PATH = 256, CONFIG_WHY = 480 };
 
 enum config_kind {
   CONFIG_INERT,     /* nothing is configured */
@@ -14,23 +14,33 @@ enum config_kind {
   CONFIG_DIRECTORY, /* a directory of the user's */
 };
 
+/* Whose directory it is: what follows when it is missing, unused, or has other limits. */
+enum config_origin {
+  CONFIG_GIVEN, /* VCUDA_DIR: a directory of the user's, or of vcuda run */
+  CONFIG_HEAD,  /* that of the program which had VCUDA_MEMORY_LIMIT first: this one, or one that it descends from */
+  CONFIG_NAMED, /* VCUDA_QUOTA */
+};
+
 struct config {
   enum config_kind kind;
+  enum config_origin origin;
   char directory[CONFIG_PATH];
   char limits[CONFIG_PATH + 8];
   char ledger[CONFIG_PATH + 8];
   const char *memory_limit;   /* VCUDA_MEMORY_LIMIT, NULL: not set */
   const char *physical_limit; /* VCUDA_PHYSICAL_LIMIT, likewise */
   const char *cores;          /* VCUDA_CORES, likewise */
-  int default_directory;    /* 1: DIRECTORY is of our choosing, in a place that others may reach */
+  int32_t head;               /* CONFIG_HEAD: the process that heads the quota */
+  uint64_t values, head_values; /* sums of what the variables say now, and of what they said to the head */
 };
 
 /* 1: something is configured, whether or not it can be used. */
 int config_is_present(void);
 
 /* The same while the library is being loaded into a process with this ENVIRONMENT: one system call, and no function of
- * the C library where nothing is configured. A page that is there now is never held to be absent later. */
-int config_at_load(char *const *environment);
+ * the C library where nothing is configured. A page that is there now is never held to be absent later. A program that
+ * heads a quota has its directory in the environment from here on (head.h). */
+int config_at_load(char **environment);
 
 /* VC_EINVAL: a variable makes no sense; WHY (CONFIG_WHY bytes) says which, and what to write instead. */
 int config_read(struct config *out, char *why);
@@ -68,8 +78,8 @@ int config_resolve(const struct requests *requests, const uint8_t (*gpus)[VC_UUI
                  struct vc_gpu_limit out[VC_MAX_GPUS], char *why);
 
 /* A page that exists says the same as the environment, or WHY tells both values (VC_EINVAL). GPUS may be empty unless
- * config_needs_gpus(). */
+ * config_needs_gpus(). PLACE: whose page it is, REMEDY: what the user can do, for WHY. */
 int config_compare(const struct requests *requests, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
-                   const struct vc_limits *page, const char *page_path, char *why);
+                   const struct vc_limits *page, const char *place, const char *remedy, char *why);
 
 #endif

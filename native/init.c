@@ -198,16 +198,17 @@ static int say_no_handler(char *why) {
 static void prepare_and_attach(void) {
   struct config config;
   char why[CONFIG_WHY] = "";
-  int status = config_read(&config, why);
+  int lock = -1, status = config_read(&config, why);
   if (status == VC_OK && !runtime_may_lock()) status = say_no_handler(why);
   if (status == VC_OK && config.kind == CONFIG_INERT) status = say_what_is_gone(why);
-  if (status == VC_OK && config.kind == CONFIG_DIRECTORY) status = standalone_prepare(&config, list_gpus, why);
-  if (!long_lock_take(&attaching, &entered)) return;
+  if (status == VC_OK && config.kind == CONFIG_DIRECTORY) status = standalone_prepare(&config, list_gpus, &lock, why);
+  if (!long_lock_take(&attaching, &entered)) return standalone_done(lock);
   if (atomic_load_explicit(&state, memory_order_relaxed) == UNDECIDED) {
     if (status == VC_OK && config.kind != CONFIG_INERT) status = attach(&config, why);
     decide(status, &config, why);
   }
   long_lock_give(&attaching);
+  standalone_done(lock);
 }
 
 /* The driver comes back in while it is asked about its GPUs, and is not limited; a signal handler of the program's

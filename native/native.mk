@@ -81,7 +81,7 @@ native-rooted: $(addprefix $(BUILD)/native/release/,$(NATIVE_OBJECTS))
 
 # --- unit tests: everything but init.c, so that no test has hooks in its own process ----------------------------
 NATIVE_TEST_SOURCES := $(wildcard tests/native/*.c)
-NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native/shm/*.c native/table/*.c) $(addprefix native/cuda/,format.c ranges.c stream_state.c stream_poll.c stream_table.c) native/config.c)
+NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native/shm/*.c native/table/*.c) $(addprefix native/cuda/,format.c ranges.c stream_state.c stream_poll.c stream_table.c) native/config.c native/directory.c native/head.c)
 
 # $(1) flavour, $(2) extra compiler flags
 define native_tests

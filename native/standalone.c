@@ -1,6 +1,7 @@
-/* The page is created complete or not at all, and the process that creates it decides the identity; every process, the
- * creator included, then makes sure that a ledger of that identity exists. So no process waits for another, and one
- * killed between the two leaves nothing that the next one does not finish.
+/* A directory that VCUDA_DIR names is filled where it is: the page is created complete or not at all, and the process that
+ * creates it decides the identity; every process, the creator included, then makes sure that a ledger of that identity
+ * exists. So no process waits for another, and one killed between the two leaves nothing that the next one does not
+ * finish. The directory of a head or of a name is filled under another name and renamed (own_quota.c).
  * Uses neither CUDA nor NVML. Tests: tests/integration/test_native_config.py. */
 #define _GNU_SOURCE
 #include "standalone.h"
@@ -13,8 +14,10 @@
 #include <unistd.h>
 
 #include "os.h"
+#include "own_quota.h"
+#include "tree.h"
 
-enum { MAX_LISTED = 64, PAGE_MODE = 0644, LEDGER_MODE = 0666, DIRECTORY_MODE = 0700 };
+enum { PAGE_MODE = 0644, LEDGER_MODE = 0666, DIRECTORY_MODE = 0700 };
 
 static const char not_ours[] =
     "it is another user's: start vcuda run as the user of this program, let that user into the directory (chmod o+x), or "
@@ -25,14 +28,6 @@ static int fail(int status, char *why, const char *what, const char *path, const
   return status;
 }
 
-static int is_private(const char *path) {
-  struct stat st;
-  if (syscall(SYS_newfstatat, -100 /* AT_FDCWD */, path, &st, 0x100 /* AT_SYMLINK_NOFOLLOW */) != 0) return 0;
-  return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && (st.st_mode & 022) == 0;
-}
-
-/* The default directory lies in one that others may write to: a directory or link that another user put there must not
- * decide the limits. */
 static int make_directory(const struct config *config, char *why) {
   char parent[CONFIG_PATH];
   snprintf(parent, sizeof parent, "%s", config->directory);
@@ -40,44 +35,40 @@ static int make_directory(const struct config *config, char *why) {
   if (slash != NULL && slash != parent) *slash = 0;
   if (mkdir(parent, DIRECTORY_MODE) != 0 && errno != EEXIST)
     return fail(VC_EACCES, why, "cannot create", parent, strerror(errno), "set VCUDA_DIR to a directory of yours");
-  if (config->default_directory && !is_private(parent))
-    return fail(VC_EACCES, why, "cannot use", parent, "another user can write to it",
-                "remove it, or set VCUDA_DIR to a directory of yours");
   if (mkdir(config->directory, DIRECTORY_MODE) != 0 && errno != EEXIST)
     return fail(VC_EACCES, why, "cannot create", config->directory, strerror(errno),
                 "set VCUDA_DIR to a directory of yours");
   return VC_OK;
 }
 
-static int make_id(uint8_t id[VC_ID_BYTES], char *why) {
+int machine_make_id(uint8_t id[VC_ID_BYTES], char *why) {
   if (syscall(SYS_getrandom, id, VC_ID_BYTES, 0) == VC_ID_BYTES) return VC_OK;
   snprintf(why, CONFIG_WHY, "the kernel gave no random bytes: %s; use a Linux of 2014 or later", strerror(errno));
   return VC_ENOSYS;
 }
 
-/* Outputs: the listed GPUs and their number. */
-static int list_machine(standalone_list_gpus *list_gpus, uint8_t (*gpus)[VC_UUID_BYTES], uint32_t *count, char *why) {
-  int listed = list_gpus(gpus, MAX_LISTED);
+int machine_list(standalone_list_gpus *list_gpus, struct machine *out, char *why) {
+  int listed = list_gpus(out->gpus, MACHINE_GPUS);
   if (listed <= 0) {
     snprintf(why, CONFIG_WHY, "VCUDA_MEMORY_LIMIT is set, but neither NVML nor the CUDA driver lists a GPU; check "
              "nvidia-smi -L");
     return VC_ENODRIVER;
   }
-  *count = (uint32_t)(listed < MAX_LISTED ? listed : MAX_LISTED); /* more GPUs than that are left out */
+  out->count = (uint32_t)(listed < MACHINE_GPUS ? listed : MACHINE_GPUS); /* more GPUs than that are left out */
   return VC_OK;
 }
 
 static int create_page(const struct config *config, const struct requests *requests, standalone_list_gpus *list_gpus,
                        char *why) {
-  uint8_t gpus[MAX_LISTED][VC_UUID_BYTES], id[VC_ID_BYTES];
+  uint8_t id[VC_ID_BYTES];
   struct vc_gpu_limit entry[VC_MAX_GPUS];
-  uint32_t gpu_count = 0;
-  int status = list_machine(list_gpus, gpus, &gpu_count, why);
+  struct machine machine;
+  int status = machine_list(list_gpus, &machine, why);
   if (status != VC_OK) return status;
-  int count = config_resolve(requests, (const uint8_t(*)[VC_UUID_BYTES])gpus, gpu_count, entry, why);
+  int count = config_resolve(requests, (const uint8_t(*)[VC_UUID_BYTES])machine.gpus, machine.count, entry, why);
   if (count < 0) return count;
   status = make_directory(config, why);
-  if (status == VC_OK) status = make_id(id, why);
+  if (status == VC_OK) status = machine_make_id(id, why);
   if (status != VC_OK) return status;
   status = limits_create(config->limits, id, entry, (uint32_t)count, PAGE_MODE);
   if (status == VC_OK || status == VC_EEXIST) return VC_OK;
@@ -89,14 +80,14 @@ static int create_page(const struct config *config, const struct requests *reque
 
 static int check_page(const struct config *config, const struct requests *requests, standalone_list_gpus *list_gpus,
                       const struct vc_limits *page, char *why) {
-  uint8_t gpus[MAX_LISTED][VC_UUID_BYTES];
-  uint32_t gpu_count = 0;
+  struct machine machine = {.count = 0};
   int status = VC_OK;
   /* Limits that were changed live are a later decision; the variable only repeats the first one. */
   if (requests == NULL || page->changes != 0) return VC_OK;
-  if (config_needs_gpus(requests)) status = list_machine(list_gpus, gpus, &gpu_count, why);
+  if (config_needs_gpus(requests)) status = machine_list(list_gpus, &machine, why);
   if (status != VC_OK) return status;
-  return config_compare(requests, (const uint8_t(*)[VC_UUID_BYTES])gpus, gpu_count, page, config->limits, why);
+  return config_compare(requests, (const uint8_t(*)[VC_UUID_BYTES])machine.gpus, machine.count, page, config->limits,
+                        "set VCUDA_DIR to another directory, or remove this one when no program uses it", why);
 }
 
 static int read_page(const struct config *config, struct vc_limits *page, char *why) {
@@ -111,19 +102,18 @@ static int read_page(const struct config *config, struct vc_limits *page, char *
               "remove the directory, or set VCUDA_DIR to another one");
 }
 
-int standalone_prepare(const struct config *config, standalone_list_gpus *list_gpus, char *why) {
-  struct requests parsed, *requests = NULL;
+static int parse(const struct config *config, struct requests *out, char *why) {
+  int status = config_parse_memory(config->memory_limit, out, why);
+  if (status == VC_OK && config->physical_limit != NULL) status = config_parse_physical(config->physical_limit, out, why);
+  if (status == VC_OK && config->cores != NULL) status = config_parse_cores(config->cores, out, why);
+  return status;
+}
+
+static int prepare_given(const struct config *config, const struct requests *requests, standalone_list_gpus *list_gpus,
+                         char *why) {
   struct vc_limits page;
   int status = VC_OK;
-  if (config->memory_limit != NULL) {
-    status = config_parse_memory(config->memory_limit, &parsed, why);
-    if (status == VC_OK && config->physical_limit != NULL)
-      status = config_parse_physical(config->physical_limit, &parsed, why);
-    if (status == VC_OK && config->cores != NULL) status = config_parse_cores(config->cores, &parsed, why);
-    if (status != VC_OK) return status;
-    requests = &parsed;
-    if (!os_exists(config->limits)) status = create_page(config, requests, list_gpus, why);
-  }
+  if (requests != NULL && !os_exists(config->limits)) status = create_page(config, requests, list_gpus, why);
   /* The usual case, a directory that vcuda run has made: attaching checks both files anyway. */
   if (requests == NULL && os_exists(config->ledger)) return VC_OK;
   if (status == VC_OK) status = read_page(config, &page, why);
@@ -134,3 +124,14 @@ int standalone_prepare(const struct config *config, standalone_list_gpus *list_g
   return fail(status, why, "cannot create", config->ledger, status_text(status),
               status == VC_ENOSPC ? "free some" : "make the directory writable");
 }
+
+int standalone_prepare(const struct config *config, standalone_list_gpus *list_gpus, int *lock, char *why) {
+  struct requests parsed, *requests = config->memory_limit != NULL ? &parsed : NULL;
+  *lock = -1;
+  int status = requests != NULL ? parse(config, requests, why) : VC_OK;
+  if (status != VC_OK) return status;
+  if (config->origin != CONFIG_GIVEN) return own_quota_prepare(config, requests, list_gpus, lock, why);
+  return prepare_given(config, requests, list_gpus, why);
+}
+
+void standalone_done(int lock) { tree_unlock(lock); }

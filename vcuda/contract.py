@@ -17,6 +17,7 @@ __all__ = [
     "ENV_LOG",
     "ENV_MEMORY_LIMIT",
     "ENV_PHYSICAL_LIMIT",
+    "ENV_QUOTA",
     "HOST_ALLOCATIONS",
     "HOST_STATE_DIR",
     "LEDGER_FILE",
@@ -28,6 +29,7 @@ __all__ = [
     "PRELOAD_FILE",
     "PRELOAD_LINKS",
     "PRELOAD_MODE",
+    "QUOTA_PREFIX",
 ]
 
 # Inside a container: four mounts.
@@ -45,6 +47,9 @@ COMMAND_FILE = "command.json"  # of vcuda run: quotas.CommandRecord as JSON
 PRELOAD_LINKS = "preload"  # of vcuda run: links through which the loader finds the library
 OWNER_FILE = "owner.json"  # of an agent, optional: {"namespace": …, "pod": …, "container": …}
 
+# Below a user's base directory: the quota that ENV_QUOTA names.
+QUOTA_PREFIX = "quota-"
+
 # The host's side of an agent.
 HOST_STATE_DIR = "/var/lib/gigaslice"
 HOST_ALLOCATIONS = "/var/lib/gigaslice/allocations"
@@ -57,6 +62,7 @@ LIBRARY_MODE = 0o755
 
 # The library reads these only where CONTAINER_LIMITS does not exist.
 ENV_DIR = "VCUDA_DIR"
+ENV_QUOTA = "VCUDA_QUOTA"
 ENV_MEMORY_LIMIT = "VCUDA_MEMORY_LIMIT"
 ENV_PHYSICAL_LIMIT = "VCUDA_PHYSICAL_LIMIT"
 ENV_CORES = "VCUDA_CORES"

@@ -33,9 +33,12 @@ def read_settings() -> UserSettings:
     it may belong to another one), and in ``/tmp/vcuda-<uid>`` otherwise. Root's are there too where other users may
     not enter the first: a program that root starts may change its user (su, gosu, a server that drops privileges).
     """
+    base = _base_directory(os.environ.get("XDG_RUNTIME_DIR", ""))
     return UserSettings(
-        base_directory=_base_directory(os.environ.get("XDG_RUNTIME_DIR", "")),
-        own_directory=_own_directory(os.environ.get(contract.ENV_DIR, "")),
+        base_directory=base,
+        own_directory=_own_directory(
+            os.environ.get(contract.ENV_DIR, ""), os.environ.get(contract.ENV_QUOTA, ""), base
+        ),
         environment=dict(os.environ),
     )
 
@@ -45,7 +48,8 @@ def child_environment(
 ) -> dict[str, str]:
     """Environment of a command that runs with LIBRARY loaded under the quota of DIRECTORY.
 
-    An existing LD_PRELOAD is kept in front. The variables with limits are dropped: the page of DIRECTORY has them.
+    An existing LD_PRELOAD is kept in front. The variables with limits are dropped: the page of DIRECTORY has them; and
+    so is the name of another quota.
     """
     result = dict(settings.environment)
     earlier = [
@@ -53,6 +57,7 @@ def child_environment(
     ]
     result["LD_PRELOAD"] = ":".join([*earlier, str(library)])
     result[contract.ENV_DIR] = str(directory)
+    result.pop(contract.ENV_QUOTA, None)
     result.pop(contract.ENV_MEMORY_LIMIT, None)
     result.pop(contract.ENV_PHYSICAL_LIMIT, None)
     result.pop(contract.ENV_CORES, None)
@@ -77,10 +82,12 @@ def not_preloadable(library: Path) -> str:
     return "its path has a space or a colon in it" if set(str(library)) & set(" :") else ""
 
 
-def _own_directory(named: str) -> Path | None:
+def _own_directory(named: str, quota: str, base: Path) -> Path | None:
     """The directory whose limits the library would enforce here."""
     if in_container():
         return Path(contract.CONTAINER_DIR)
+    if quota and "/" not in quota:
+        return base / f"{contract.QUOTA_PREFIX}{quota}"
     return Path(named) if named.startswith("/") else None
 
 

@@ -67,9 +67,9 @@ static void try_resolve(const struct requests *requests, uint32_t machine) {
   }
   /* A page that was made from the requests agrees with them, and one with a byte more does not. */
   if (count <= 0) return;
-  REQUIRE(config_compare(requests, gpus, machine, &page, "page", why) == VC_OK);
+  REQUIRE(config_compare(requests, gpus, machine, &page, "page", "do this", why) == VC_OK);
   page.gpu[0].memory_bytes++;
-  REQUIRE(config_compare(requests, gpus, machine, &page, "page", why) == VC_EINVAL);
+  REQUIRE(config_compare(requests, gpus, machine, &page, "page", "do this", why) == VC_EINVAL);
 }
 
 static void try_requests(const char *text) {

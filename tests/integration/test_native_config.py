@@ -311,25 +311,6 @@ def test_a_page_made_by_others_is_used(place):
         assert client.do("total a", 0).first == 3 * GIB
 
 
-def test_the_default_directory(place, tmp_path):
-    runtime = tmp_path / "runtime"
-    runtime.mkdir(mode=0o700)
-    env = place.env() | {"VCUDA_MEMORY_LIMIT": "1GiB", "XDG_RUNTIME_DIR": str(runtime)}
-    with Client(env) as client:
-        client.ready()
-        assert client.free() == GIB - CONTEXT
-    assert (runtime / "vcuda" / "default" / "limits").exists()
-    assert (runtime / "vcuda").stat().st_mode & 0o077 == 0
-
-
-def test_a_default_directory_that_others_can_write_to_is_refused(place, tmp_path):
-    runtime = tmp_path / "runtime"
-    (runtime / "vcuda").mkdir(parents=True)
-    (runtime / "vcuda").chmod(0o777)
-    env = place.env() | {"VCUDA_MEMORY_LIMIT": "1GiB", "XDG_RUNTIME_DIR": str(runtime)}
-    assert "another user can write to it" in refusal(Client(env))
-
-
 @pytest.mark.parametrize(
     ("limit", "cause"),
     [
@@ -429,7 +410,8 @@ def test_a_variable_that_disagrees_with_the_page(place):
     line = refusal(place.client("2GiB"))
     assert str(2 * GIB) in line and str(GIB) in line
     assert "unset VCUDA_MEMORY_LIMIT" in line
-    assert "VCUDA_DIR" in line
+    assert "set VCUDA_DIR to another directory, or remove this one" in line
+    assert str(place.quota) in line
     for agreeing in ("1024MiB", "0=1GiB,1=1GiB"):
         with place.client(agreeing) as client:
             client.ready()

@@ -1,11 +1,13 @@
 /* Settings: what VCUDA_MEMORY_LIMIT may say, which page it leads to, and where files are searched. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
 #include "config.h"
+#include "head.h"
 #include "log.h"
 
 static const uint8_t gpus[3][VC_UUID_BYTES] = {{1}, {2}, {3}};
@@ -98,7 +100,7 @@ static void expect_compare(const char *text, const struct vc_limits *page, int s
   struct requests w;
   CHECK_EQ(parse(text, &w), VC_OK);
   why[0] = 0;
-  CHECK_EQ(config_compare(&w, gpus, 3, page, "/d/limits", why), status);
+  CHECK_EQ(config_compare(&w, gpus, 3, page, "/d/limits", "do this", why), status);
   if (status != VC_OK) CHECK(strstr(why, "/d/limits") != NULL || strstr(why, "machine") != NULL);
 }
 
@@ -119,11 +121,22 @@ TEST(config_compares_with_a_page) {
 static void plain_environment(void) {
   unsetenv("VCUDA_DIR");
   unsetenv("VCUDA_MEMORY_LIMIT");
+  unsetenv("VCUDA_QUOTA");
   unsetenv("XDG_RUNTIME_DIR");
 }
 
+/* Whether PATH is BASE and the name of a head's quota of this process. */
+static int is_head_in(const char *path, const char *base) {
+  size_t length = strlen(base);
+  uint64_t values;
+  int32_t pid;
+  return strncmp(path, base, length) == 0 && path[length] == '/' && head_parse(path + length + 1, &pid, &values) &&
+         pid == getpid();
+}
+
 TEST(config_directories) {
-  struct config config;
+  struct config config, again;
+  char base[64];
   if (access("/etc/vcuda/limits", F_OK) == 0) return; /* inside a container of ours the environment is not read */
   plain_environment();
   CHECK_EQ(config_is_present(), 0);
@@ -133,21 +146,98 @@ TEST(config_directories) {
   CHECK_EQ(config_is_present(), 1);
   CHECK_EQ(config_read(&config, why), VC_OK);
   CHECK_EQ(config.kind, CONFIG_DIRECTORY);
-  CHECK_EQ(config.default_directory, 1);
-  CHECK(strncmp(config.directory, "/tmp/vcuda-", 11) == 0);
+  CHECK_EQ(config.origin, CONFIG_HEAD);
+  CHECK_EQ(config.head, getpid());
+  CHECK(config.values == config.head_values && config.values != 0);
+  snprintf(base, sizeof base, "/tmp/vcuda-%d", (int)geteuid());
+  CHECK(is_head_in(config.directory, base));
+  CHECK_EQ(config_read(&again, why), VC_OK);
+  CHECK_STR(config.directory, again.directory);
   setenv("XDG_RUNTIME_DIR", test_directory(), 1);
+  CHECK_EQ(chmod(test_directory(), 0711), 0);
   CHECK_EQ(config_read(&config, why), VC_OK);
-  CHECK_STR(config.directory, test_path("vcuda/default"));
+  CHECK(is_head_in(config.directory, test_path("vcuda")));
+  CHECK_EQ(chmod(test_directory(), 0700), 0);
+  CHECK_EQ(config_read(&config, why), VC_OK); /* what root starts may become a user who cannot enter */
+  CHECK(is_head_in(config.directory, geteuid() == 0 ? base : test_path("vcuda")));
   setenv("XDG_RUNTIME_DIR", "/nonexistent", 1);
   CHECK_EQ(config_read(&config, why), VC_OK);
-  CHECK(strncmp(config.directory, "/tmp/vcuda-", 11) == 0);
+  CHECK(is_head_in(config.directory, base));
   setenv("VCUDA_DIR", "/some/where", 1);
   CHECK_EQ(config_read(&config, why), VC_OK);
-  CHECK_EQ(config.default_directory, 0);
+  CHECK_EQ(config.origin, CONFIG_GIVEN);
   CHECK_STR(config.limits, "/some/where/limits");
   CHECK_STR(config.ledger, "/some/where/ledger");
   setenv("VCUDA_DIR", "", 1);
   CHECK_EQ(config_read(&config, why), VC_EINVAL);
+}
+
+static void read_with(const char *directory, const char *quota, struct config *out, int status) {
+  if (directory != NULL) setenv("VCUDA_DIR", directory, 1);
+  else unsetenv("VCUDA_DIR");
+  if (quota != NULL) setenv("VCUDA_QUOTA", quota, 1);
+  else unsetenv("VCUDA_QUOTA");
+  CHECK_EQ(config_read(out, why), status);
+}
+
+#define HEAD_1 "env-1-0123456789abcdef01234567-0123456789abcdef"
+
+TEST(config_quotas_by_name) {
+  static const char *const wrong[] = {"", "a/b", "../x", "a b", "ä", "a=b", "a\n",
+                                      "12345678901234567890123456789012345678901234567890123456789012345"};
+  struct config config;
+  char expected[64];
+  if (access("/etc/vcuda/limits", F_OK) == 0) return;
+  plain_environment();
+  setenv("VCUDA_QUOTA", "nb-1._", 1);
+  CHECK_EQ(config_is_present(), 1);
+  read_with(NULL, "nb-1._", &config, VC_OK);
+  CHECK_EQ(config.kind, CONFIG_DIRECTORY);
+  CHECK_EQ(config.origin, CONFIG_NAMED);
+  snprintf(expected, sizeof expected, "/tmp/vcuda-%d/quota-nb-1._", (int)geteuid());
+  CHECK_STR(config.directory, expected);
+  /* It goes before what was inherited, and not before what was named. */
+  read_with("/r/vcuda/" HEAD_1, "nb-1._", &config, VC_OK);
+  CHECK_STR(config.directory, expected);
+  read_with("/r/vcuda/run-17-0123456789abcdef01234567", "nb-1._", &config, VC_OK);
+  CHECK_STR(config.directory, expected);
+  read_with("/some/where", "nb-1._", &config, VC_EINVAL);
+  CHECK(strstr(why, "unset one") != NULL);
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    read_with(NULL, wrong[i], &config, VC_EINVAL);
+    CHECK(strstr(why, "VCUDA_QUOTA") != NULL);
+  }
+}
+
+/* A quota that cannot be made where its head has named it is made among this user's, under the same name. */
+TEST(config_quotas_of_another_user) {
+  struct config config;
+  char own[CONFIG_PATH];
+  if (access("/etc/vcuda/limits", F_OK) == 0) return;
+  plain_environment();
+  setenv("VCUDA_MEMORY_LIMIT", "8GiB", 1);
+  snprintf(own, sizeof own, "/tmp/vcuda-%d/" HEAD_1, (int)geteuid());
+  read_with(own, NULL, &config, VC_OK);
+  CHECK_STR(config.directory, own);
+  CHECK_EQ(config.origin, CONFIG_HEAD);
+  CHECK_EQ(config.head, 1);
+  CHECK(config.head_values == UINT64_C(0x0123456789abcdef));
+  read_with("/proc/vcuda/" HEAD_1, NULL, &config, VC_OK); /* no directory of anybody's */
+  CHECK_STR(config.directory, geteuid() == 0 ? "/proc/vcuda/" HEAD_1 : own);
+  read_with("/tmp/vcuda-4000000/" HEAD_1, NULL, &config, VC_OK); /* anybody could make that in /tmp */
+  CHECK_STR(config.directory, own);
+  read_with(test_path("vcuda/" HEAD_1), NULL, &config, VC_OK);
+  CHECK_STR(config.directory, test_path("vcuda/" HEAD_1));
+  CHECK_EQ(mkdir(test_path("vcuda"), 0700), 0);
+  read_with(test_path("vcuda/" HEAD_1), NULL, &config, VC_OK);
+  CHECK_STR(config.directory, test_path("vcuda/" HEAD_1));
+  if (geteuid() != 0) return;
+  CHECK_EQ(chown(test_path("vcuda"), 4000000, 0), 0);
+  read_with(test_path("vcuda/" HEAD_1), NULL, &config, VC_OK);
+  CHECK_STR(config.directory, own);
+  CHECK_EQ(mkdir(test_path("vcuda/" HEAD_1), 0700), 0); /* it is there: joined */
+  read_with(test_path("vcuda/" HEAD_1), NULL, &config, VC_OK);
+  CHECK_STR(config.directory, test_path("vcuda/" HEAD_1));
 }
 
 /* Every variable named like a limit is one, or an error. */

@@ -228,6 +228,7 @@ def test_every_variable_of_the_library_is_there() -> None:
     read = set(re.findall(r'(?:variable|getenv)\("(VCUDA_\w+)"\)', sources))
     known = {
         contract.ENV_DIR,
+        contract.ENV_QUOTA,
         contract.ENV_MEMORY_LIMIT,
         contract.ENV_PHYSICAL_LIMIT,
         contract.ENV_CORES,

@@ -61,7 +61,9 @@ def test_a_preload_is_kept(before: str, after: str) -> None:
 
 def test_what_a_command_is_given() -> None:
     given = {"HOME": "/h", "VCUDA_MEMORY_LIMIT": "1GiB", "VCUDA_DIR": "/other", "CUDA_VISIBLE_DEVICES": "3"}
-    result = environment(given)
+    result = environment(
+        {**given, "VCUDA_QUOTA": "another", "VCUDA_CORES": "30", "VCUDA_PHYSICAL_LIMIT": "1GiB"}
+    )
     assert result == {
         "HOME": "/h",
         "VCUDA_DIR": "/q",
@@ -81,6 +83,16 @@ def test_preloadable_paths(path: str, fine: bool) -> None:
 def test_the_quota_that_we_run_under(value: str, own: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VCUDA_DIR", value)
     assert settings.read_settings().own_directory == own
+
+
+@pytest.mark.parametrize(("name", "own"), [("nb", "quota-nb"), ("", None), ("../nb", None)])
+def test_the_name_of_a_quota_goes_before_a_directory_that_was_inherited(
+    name: str, own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VCUDA_DIR", "/run/env-1")
+    monkeypatch.setenv("VCUDA_QUOTA", name)
+    found = settings.read_settings()
+    assert found.own_directory == (found.base_directory / own if own else Path("/run/env-1"))
 
 
 @pytest.mark.parametrize(
