@@ -234,6 +234,33 @@ def test_words_streams_and_environment_are_passed_on(environment: dict[str, str]
     assert result.stderr.startswith("libc.so.6:") and result.stderr.endswith("libvcuda.so \n")
 
 
+def test_becoming_the_command(
+    run: Run, start: Callable[..., subprocess.Popen[str]], base: Path, tmp_path: Path
+) -> None:
+    """The process is the command's own, so is its exit code; the quota is removed by who comes later."""
+    client = [sys.executable, "-c", f"import os; print(os.getpid())\n{CLIENT}"]
+    process = start(
+        "run", "--exec", "--memory", "8GiB", "--gpu", "0", "--", *client, str(4 * GIB), str(5 * GIB)
+    )
+    assert line(process) == str(process.pid)
+    assert line(process).split() == [str(8 * GIB), "0", str(OUT_OF_MEMORY)]
+    (left,) = base.iterdir()
+    assert json.loads((left / "command.json").read_text())["pid"] == process.pid
+    run("run", "--memory", "1GiB", "--", "true")
+    assert list(base.iterdir()) == [left], "it lives"
+    process.kill()
+    process.communicate()
+    assert (
+        run("run", "--exec", "--memory", "1GiB", "--", "sh", "-c", "kill -PIPE $$; exit 1").returncode == -13
+    )
+    assert len(list(base.iterdir())) == 1, "the one before is gone"
+    (tmp_path / "broken").write_bytes(b"\x7fELF nonsense")
+    (tmp_path / "broken").chmod(0o755)
+    broken = run("run", "--exec", "--memory", "1GiB", "--", tmp_path / "broken")
+    assert broken.returncode == 126 and broken.stderr.count("\n") == 2
+    assert list(base.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", [number.name for number in FORWARDED])
 def test_signals_are_forwarded(start: Callable[..., subprocess.Popen[str]], base: Path, name: str) -> None:
     script = f"trap 'exit 77' {name[3:]}; echo ready; while :; do sleep 0.05; done"

@@ -34,6 +34,7 @@ COMMANDS = {
     "ps": "vcuda.cli.ps",
     "doctor": "vcuda.cli.doctor",
     "limits": "vcuda.cli.limits",
+    "jupyter": "vcuda.cli.jupyter",
     "man": "gigaslice.runtime.command_line.man",
     "completion": "gigaslice.runtime.command_line.completion",
 }

@@ -18,7 +18,7 @@ from pathlib import Path
 from vcuda import contract, errors, install, preload, program, quota_request, quotas, settings, sizes
 from vcuda.limits import GpuLimit
 
-__all__ = ["DESCRIPTION", "HELP", "add_arguments", "run"]
+__all__ = ["DESCRIPTION", "HELP", "add_arguments", "add_quota_arguments", "check_quota", "quota_words", "run"]
 
 HELP = "run a command under a quota of GPU memory"
 DESCRIPTION = "Runs COMMAND. It and its children together use at most SIZE of each GPU."
@@ -40,8 +40,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "The exit code is the command's own, 128 + n when signal n ended it."
     parser.usage = (
         "vcuda run --memory SIZE [--physical SIZE] [--host SIZE] [--cores PERCENT [--elastic]] [--gpu GPU]... "
-        "[--dir DIR] -- COMMAND ..."
+        "[--dir DIR] [--exec] -- COMMAND ..."
     )
+    add_quota_arguments(parser)
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="keep the quota in DIR and share it with every command that names DIR; DIR is not removed afterwards",
+    )
+    parser.add_argument(
+        "--exec",
+        action="store_true",
+        help="become the command, with the same PID, instead of watching it; a later command removes the quota",
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments"
+    )
+
+
+def add_quota_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say how large the quota is."""
     parser.add_argument("--memory", metavar="SIZE", help="quota on each GPU: 8GiB, 512MiB, bytes")
     parser.add_argument(
         "--physical",
@@ -70,15 +89,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GPU",
         help="UUID or NVML index of a GPU that the command may use; may be repeated; default: all GPUs",
     )
-    parser.add_argument(
-        "--dir",
-        type=Path,
-        metavar="DIR",
-        help="keep the quota in DIR and share it with every command that names DIR; DIR is not removed afterwards",
-    )
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments"
-    )
+
+
+def quota_words(parsed: argparse.Namespace) -> list[str]:
+    """The options of add_quota_arguments() that were given, as words of a command line."""
+    sizes_given = [("--memory", parsed.memory), ("--physical", parsed.physical), ("--host", parsed.host)]
+    options = [*sizes_given, ("--cores", parsed.cores), *(("--gpu", name) for name in parsed.gpu)]
+    words = [word for option, value in options if value is not None for word in (option, value)]
+    return [*words, *(["--elastic"] if parsed.elastic else [])]
+
+
+def check_quota(parsed: argparse.Namespace) -> None:
+    """Raises what ``vcuda run`` would with these options on this machine now."""
+    memory = quota_request.parse_memory(parsed.memory, parsed.physical, parsed.host)
+    _gpu_limits(parsed.gpu, memory, quota_request.parse_compute(parsed.cores, elastic=parsed.elastic))
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -124,8 +148,10 @@ def run(parsed: argparse.Namespace) -> int:
         visible_devices=visible,
     )
     try:
+        if parsed.exec:
+            return _become(executable, words, environment, None if parsed.dir else directory)
         return _supervise(executable, words, environment, None if parsed.dir else directory)
-    finally:
+    finally:  # also where the command could not be executed
         if parsed.dir is None:
             quotas.remove_if_unused(directory, launcher_done=True)
 
@@ -198,6 +224,21 @@ def _quota_directory(named: Path | None, base: Path, gpus: Sequence[GpuLimit], w
         return quotas.open_named(named.absolute(), gpus)
     quotas.sweep(quotas.private_base(base))
     return quotas.create_in(base, gpus, words)
+
+
+def _become(executable: Path, words: list[str], environment: dict[str, str], record: Path | None) -> int:
+    """Executes the command in this process, which then is the launcher that keeps the quota; returns only a failure."""
+    if record is not None:
+        with contextlib.suppress(OSError):
+            quotas.write_command(record, words, os.getpid())
+    sys.stdout.flush()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these two
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execve(executable, words, environment)
+    except OSError as error:
+        print(f"vcuda run: error: {errors.printable(words[0])}: {error.strerror}", file=sys.stderr)
+    return _NOT_EXECUTABLE
 
 
 def _supervise(executable: Path, words: list[str], environment: dict[str, str], record: Path | None) -> int:
