@@ -201,7 +201,10 @@ class ClaimStorm:
         if len(agent.events("metrics served")) == served and len(agent.events("starting")) > served:
             return  # it is being started, and may end with its front
         other.start(standby="on")
-        other.wait_event("standing by")
+        wait_until(lambda: other.events("standing by") or other.events("state loaded"), "the successor")
+        if not other.events("standing by"):
+            self._come_first(other)
+            return
         agent.wait_event("successor is ready")
         assert agent.terminate() == 0
         if self.rng.random() < 0.3:
@@ -209,6 +212,14 @@ class ClaimStorm:
         self.node.agent = other
         other.wait_event("taken over")
         self._count("hand-overs")
+
+    def _come_first(self, other: AgentProcess) -> None:
+        """The agent was still being started, and found the state directory taken by the one that was to follow it."""
+        self._count("hand-overs")
+        older, self.node.agent = self.node.agent, other
+        assert older.process is not None
+        older.process.wait(PATIENCE)
+        older.process = None
 
     def _force_while_away(self) -> None:
         """Pods are deleted by force, and their claims with them, while there is no agent."""
