@@ -191,6 +191,13 @@ static int parse_index(const char *text, uint32_t *out) {
   return VC_OK;
 }
 
+/* With a text that is no size. */
+static const char *what_is_wrong(const char *size) {
+  if (*size == '-') return "is negative";
+  if (size_lacks_unit(size)) return "lacks its unit: a number alone is GiB up to 9999 and bytes from 1048576 on";
+  return "is not a size from 1 byte to 128TiB";
+}
+
 /* ITEM is a private copy. */
 static int parse_item(const struct list *list, char *item, struct request *out, char *why) {
   char *equals = strchr(item, '=');
@@ -200,7 +207,7 @@ static int parse_item(const struct list *list, char *item, struct request *out, 
     if (parse_index(size, &out->cores) != VC_OK || out->cores < 1 || out->cores > 100)
       return bad_item(list, item, "is no such percentage", why);
   } else if (size_parse(size, &out->bytes) != VC_OK)
-    return bad_item(list, item, *size == '-' ? "is negative" : "is not a size from 1 byte to 128TiB", why);
+    return bad_item(list, item, what_is_wrong(size), why);
   out->kind = REQUEST_EVERY_GPU;
   if (equals == NULL) return VC_OK;
   *equals = 0;

@@ -93,7 +93,7 @@ class UsageError(VcudaError, ValueError):
 class BadSizeError(UsageError):
     """A size that cannot be parsed or is out of range."""
 
-    remedy = "write bytes or a number with KiB, MiB, GiB or TiB, more than zero and at most 128 TiB: 8GiB"
+    remedy = "write a number with KiB, MiB, GiB or TiB, more than zero and at most 128 TiB: 8GiB"
 
 
 class BadUuidError(UsageError):

@@ -11,23 +11,25 @@ from vcuda._bridge import checked, ffi, lib
 
 __all__ = ["about_size", "format_size", "format_uuid", "parse_size", "parse_uuid"]
 
-_UNITS = ("", "KiB", "MiB", "GiB", "TiB")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "8GiB", "512MiB", "1.5G" (G is GiB), "1073741824".
+    """Bytes of "8GiB", "512MiB", "1.5G" (G is GiB), "8" (GiB up to 9999), "1073741824" (bytes from 1048576 on).
 
-    Raises BadSizeError for anything else: zero, negative numbers, fractions of a byte, more than 2^47 - 1 bytes, and
-    "8GB", which is 10^9 to some and 2^30 to others.
+    Raises BadSizeError for anything else: zero, negative numbers, fractions of a byte, more than 2^47 - 1 bytes,
+    numbers between the two that have no unit, and "8GB", which is 10^9 to some and 2^30 to others.
     """
-    result = ffi.new("uint64_t *")
-    if "\0" in text or lib.size_parse(text.encode("utf-8", "replace"), result) < 0:
-        raise errors.BadSizeError(f"not a size: {text!r}")
+    result, raw = ffi.new("uint64_t *"), text.encode("utf-8", "replace")
+    if "\0" in text or lib.size_parse(raw, result) < 0:
+        lacks = "\0" not in text and lib.size_lacks_unit(raw)
+        cause = "a number alone is GiB up to 9999 and bytes from 1048576 on" if lacks else ""
+        raise errors.BadSizeError(f"not a size: {text!r}", cause)
     return int(result[0])
 
 
 def format_size(size: int) -> str:
-    """The shortest text from which parse_size gives exactly SIZE bytes: "8GiB", "1536MiB", "1000"."""
+    """The shortest text from which parse_size gives exactly SIZE bytes: "8GiB", "1536MiB", "1000B"."""
     unit = 0
     while size and size % 1024 == 0 and unit < len(_UNITS) - 1:
         size //= 1024

@@ -57,9 +57,15 @@ def listed(item: str) -> str:
 
 OFF = f"({'|'.join(map(either_case, ('off', 'false', 'no')))})"
 ON = f"({'|'.join(map(either_case, ('on', 'true', 'yes')))})"
+_FRACTION = r"0+\.[0-9]{0,6}[1-9][0-9]{0,6}"
+_BYTES = (  # 1048576 or more
+    r"(104857[6-9]|10485[89][0-9]|1048[6-9][0-9]{2}|1049[0-9]{3}|10[5-9][0-9]{4}|1[1-9][0-9]{5}|[2-9][0-9]{6}"
+    r"|[1-9][0-9]{7,14})"
+)
 SIZE = (
-    r"(0*[1-9][0-9]{0,14}(\.0{1,7})?[bB]?"
-    r"|(0*[1-9][0-9]{0,14}(\.[0-9]{1,7})?|0+\.[0-9]{0,6}[1-9][0-9]{0,6})[kKmMgGtT]([iI][bB]?)?)"
+    rf"(0*[1-9][0-9]{{0,14}}(\.0{{1,7}})?[bB]|0*{_BYTES}(\.0{{1,7}})?"
+    rf"|0*[1-9][0-9]{{0,2}}(\.[0-9]{{1,7}})?|0*[1-9][0-9]{{3}}(\.0{{1,7}})?|0*[1-8][0-9]{{3}}\.[0-9]{{1,7}}|{_FRACTION}"
+    rf"|(0*[1-9][0-9]{{0,14}}(\.[0-9]{{1,7}})?|{_FRACTION})[kKmMgGtT]([iI][bB]?)?)"
 )
 TIME = (
     r"(0*([1-9][0-9]{0,4}(\.[0-9]+)?|0\.[0-9]*[1-9][0-9]*)s?|0*([1-9][0-9]{0,3}(\.[0-9]+)?|0\.[0-9]*[1-9][0-9]*)m"
@@ -106,8 +112,10 @@ def numeric(form: Schema, kind: str, least: float, most: float) -> Schema:
 
 
 def size(pattern: str = SIZE, *, off: bool = False) -> Schema:
-    """An amount of memory, in a text of PATTERN with its unit or in bytes."""
-    return numeric(text(pattern, off=off), "integer", 1, units.MAX_BYTES)
+    """An amount of memory, in a text of PATTERN with its unit, in GiB or in bytes."""
+    form = numeric(text(pattern, off=off), "integer", 1, units.MAX_BYTES)
+    between: Schema = {"type": "integer", "minimum": 10000, "maximum": (1 << 20) - 1}
+    return form | {"not": {"anyOf": [*form.get("not", {}).get("anyOf", []), between]}}
 
 
 RESERVED = {"pattern": r"^requests\.|kubernetes\.io/"}

@@ -16,20 +16,22 @@ MAX_BYTES = (1 << 47) - 1
 """The largest size: what one word of a limits page can hold."""
 
 _SIZE = re.compile(r"([0-9]+)(?:\.([0-9]+))?([a-z]*)", re.ASCII)
-_SHIFTS = {"": 0, "b": 0} | {
+_SHIFTS = {"b": 0} | {
     letter + rest: 10 * power for power, letter in enumerate("kmgt", start=1) for rest in ("", "i", "ib")
 }
 _STEPS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _WORD = (1 << 64) - 1  # the C parser's arithmetic: what would not fit is refused
 _MOST_DECIMALS = 7
+_BARE_GIB, _BARE_BYTES = 9999, 1 << 20  # without a unit: GiB up to the first, bytes from the second on
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of "8GiB", "512MiB", "1.5G" (= 1.5 GiB) or "1073741824".
+    """Bytes of "8GiB", "512MiB", "1.5G" (= 1.5 GiB), "8" (GiB up to 9999) or "1073741824" (bytes from 1048576 on).
 
     Raises:
-        SizeError: for anything else: zero, negative numbers, fractions of a byte, more than MAX_BYTES, and "8GB", which
-            is 10^9 to some and 2^30 to others. It is a ValueError, and its text says what to write instead.
+        SizeError: for anything else: zero, negative numbers, fractions of a byte, more than MAX_BYTES, numbers without
+            a unit that lie between GiB and bytes, and "8GB", which is 10^9 to some and 2^30 to others. It is a
+            ValueError, and its text says what to write instead.
     """
     size = _parsed(text)
     if size is None:
@@ -39,9 +41,9 @@ def parse_bytes(text: str) -> int:
 
 def _parsed(text: str) -> int | None:
     match = _SIZE.fullmatch(text.lower() if text.isascii() else "")
-    if match is None or match[3] not in _SHIFTS:
+    if match is None:
         return None
-    whole, decimals, shift = match[1].lstrip("0") or "0", match[2] or "", _SHIFTS[match[3]]
+    whole, decimals = match[1].lstrip("0") or "0", match[2] or ""
     if len(whole) > len(str(MAX_BYTES)) or int(whole[:-1] or "0") > MAX_BYTES // 10:
         return None
     if len(decimals) > _MOST_DECIMALS:
@@ -49,10 +51,18 @@ def _parsed(text: str) -> int | None:
     digits = int(whole + decimals)
     if decimals and digits // 10 > _WORD // 100:
         return None
-    if digits > _WORD >> shift:
+    shift = _SHIFTS.get(match[3]) if match[3] else _bare_shift(digits, 10 ** len(decimals))
+    if shift is None or digits > _WORD >> shift:
         return None
     size, rest = divmod(digits << shift, 10 ** len(decimals))
     return size if rest == 0 and 0 < size <= MAX_BYTES else None
+
+
+def _bare_shift(digits: int, scale: int) -> int | None:
+    """Of a number without a unit: GiB as in a pod's limits, or bytes as a program writes them. None: neither."""
+    if digits <= _BARE_GIB * scale:
+        return 30
+    return 0 if digits >= _BARE_BYTES * scale else None
 
 
 def format_bytes(count: int) -> str:

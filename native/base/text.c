@@ -6,17 +6,18 @@
 #include "status.h"
 
 static const uint64_t size_max = (UINT64_C(1) << 47) - 1; /* VC_MAX_BYTES of shm.h */
+static const uint64_t bare_gib_max = 9999, bare_bytes_min = UINT64_C(1) << 20;
 static const uint32_t flag_mig = 1;                       /* VC_GPU_MIG of shm_api.h; asserted equal in limits.c */
 
 static int is_digit(char c) { return c >= '0' && c <= '9'; }
 
 static char lower(char c) { return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c; }
 
-/* "", "b", "k", "ki", "kib" … "t", "ti", "tib" -> log2 of the unit, or -1. "GB" is refused: it means 10^9 to some and
+/* "b", "k", "ki", "kib" … "t", "ti", "tib" -> log2 of the unit, or -1. "GB" is refused: it means 10^9 to some and
  * 2^30 to others. */
 static int unit_shift(const char *unit) {
   static const char letters[] = "kmgt";
-  if (unit[0] == '\0' || (lower(unit[0]) == 'b' && unit[1] == '\0')) return 0;
+  if (lower(unit[0]) == 'b' && unit[1] == '\0') return 0;
   for (int i = 0; letters[i]; i++) {
     if (lower(unit[0]) != letters[i]) continue;
     const char *rest = unit + 1;
@@ -27,7 +28,8 @@ static int unit_shift(const char *unit) {
   return -1;
 }
 
-int size_parse(const char *text, uint64_t *bytes) {
+/* The number at the beginning of TEXT as DIGITS / SCALE; REST is what follows it. */
+static int read_number(const char *text, uint64_t *number, uint64_t *divisor, const char **rest) {
   uint64_t digits = 0, scale = 1;
   const char *p = text;
   if (!text || !is_digit(*p)) return VC_EINVAL;
@@ -43,7 +45,31 @@ int size_parse(const char *text, uint64_t *bytes) {
       scale *= 10;
     }
   }
-  int shift = unit_shift(p);
+  *number = digits;
+  *divisor = scale;
+  *rest = p;
+  return VC_OK;
+}
+
+/* A number without a unit is GiB as in a pod's limits, or bytes where it is as large as a program would write it. What
+ * lies between the two was meant in a unit that is not there. */
+static int bare_shift(uint64_t digits, uint64_t scale) {
+  if (digits <= bare_gib_max * scale) return 30;
+  return digits >= bare_bytes_min * scale ? 0 : -1;
+}
+
+int size_lacks_unit(const char *text) {
+  uint64_t digits, scale;
+  const char *unit;
+  if (read_number(text, &digits, &scale, &unit) != VC_OK || *unit != '\0') return 0;
+  return bare_shift(digits, scale) < 0;
+}
+
+int size_parse(const char *text, uint64_t *bytes) {
+  uint64_t digits, scale;
+  const char *unit;
+  if (read_number(text, &digits, &scale, &unit) != VC_OK) return VC_EINVAL;
+  int shift = *unit == '\0' ? bare_shift(digits, scale) : unit_shift(unit);
   if (shift < 0 || digits > (UINT64_MAX >> shift)) return VC_EINVAL;
   uint64_t scaled = digits << shift;
   if (scaled % scale != 0) return VC_EINVAL; /* "0.3GiB" is no whole number of bytes */

@@ -1,5 +1,5 @@
 /* Text forms of sizes and GPU UUIDs: one parser for environment, command line, agent and library; texts put together.
- * Declarations are in shm_api.h (size_parse, uuid_parse, uuid_format) because Python calls them too.
+ * Declarations are in shm_api.h (size_parse, size_lacks_unit, uuid_parse, uuid_format) because Python calls them too.
  * Depends on nothing. Tests: tests/native/test_base.c, tests/unit/vcuda/test_sizes.py. */
 #ifndef VC_BASE_TEXT_H
 #define VC_BASE_TEXT_H
@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 int size_parse(const char *text, uint64_t *bytes);
+int size_lacks_unit(const char *text);
 int uuid_parse(const char *text, uint8_t uuid[16], uint32_t *flags);
 int uuid_format(const uint8_t uuid[16], uint32_t flags, char *out, size_t size);
 

@@ -150,7 +150,7 @@ def test_a_mistake_is_refused_with_what_to_write(installed, given, sentence):
 def test_a_share_of_an_older_version_that_is_no_size_is_as_no_class(installed):
     """The definition took "8GB" once. What is stored so gets no units, and no raw error of an expression."""
     api = installed.admin
-    with pytest.raises(Refused, match="8G is 8GiB, and 8GB is refused"):
+    with pytest.raises(Refused, match="8G and 8 are 8GiB, and 8GB is refused"):
         api.post(CLASSES, klass("old", memory="8GB"))
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/resourceclasses.gigaslice.io"
     rules = (

@@ -28,6 +28,9 @@ static uint64_t size_by_other_means(const char *text) {
       text += strlen(text);
   } else if (tolower((unsigned char)*text) == 'b') {
     text++;
+  } else if (*text == 0 && whole < 1048576 * scale) {
+    if (whole > 9999 * scale) return 0;
+    whole <<= 30; /* a number alone */
   }
   if (*text != 0 || whole % scale != 0 || whole / scale > VC_MAX_BYTES) return 0;
   return (uint64_t)(whole / scale);

@@ -23,7 +23,13 @@ static uint64_t parsed(const char *text) {
 }
 
 TEST(size_parse_accepts) {
-  CHECK_EQ(parsed("1"), 1);
+  CHECK_EQ(parsed("1"), 1LL << 30);
+  CHECK_EQ(parsed("8"), 8LL << 30);
+  CHECK_EQ(parsed("7.5"), 15LL << 29);
+  CHECK_EQ(parsed("0009999"), 9999LL << 30);
+  CHECK_EQ(parsed("1048576"), 1 << 20);
+  CHECK_EQ(parsed("1048577.0"), (1 << 20) + 1);
+  CHECK_EQ(parsed("1B"), 1);
   CHECK_EQ(parsed("4096B"), 4096);
   CHECK_EQ(parsed("8GiB"), 8LL << 30);
   CHECK_EQ(parsed("8Gi"), 8LL << 30);
@@ -41,8 +47,9 @@ TEST(size_parse_accepts) {
 TEST(size_parse_refuses) {
   static const char *bad[] = {"",      "0",      "0GiB",  "-1",     "+8GiB", " 8GiB", "8GiB ", "8 GiB", "8GB",
                               "8MB",   "abc",    "GiB",   "8GiBx",  "8.GiB", ".5GiB", "0.3GiB", "1e9",  "0x10",
-                              "8P",    "128TiB", "1.5",   "8,5GiB", "8\n",   "99999999999999999999", "unlimited",
-                              "99999999999T",    "8bi",   "1.0000001G", "٨GiB"};
+                              "8P",    "128TiB", "1.5b",  "8,5GiB", "8\n",   "99999999999999999999", "unlimited",
+                              "99999999999T",    "8bi",   "1.0000001G", "٨GiB",  "9999.5", "10000", "1048575", "1048576.5",
+                              "0.3",   "00010000"};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     uint64_t bytes = 77;
     int status = size_parse(bad[i], &bytes);
@@ -51,6 +58,14 @@ TEST(size_parse_refuses) {
     CHECK_EQ(bytes, 77);
   }
   CHECK_EQ(size_parse(NULL, &(uint64_t){0}), VC_EINVAL);
+}
+
+TEST(size_that_lacks_its_unit) {
+  static const char *lacking[] = {"10000", "9999.1", "1048575", "1048575.9", "00010000"};
+  static const char *others[] = {"", "0", "9999", "1048576", "10000B", "10000MiB", "10000GB", "-10000", "10000 ", "1e5"};
+  for (size_t i = 0; i < sizeof lacking / sizeof lacking[0]; i++) CHECK(size_lacks_unit(lacking[i]));
+  for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) CHECK(!size_lacks_unit(others[i]));
+  CHECK(!size_lacks_unit(NULL));
 }
 
 TEST(uuid_round_trip) {

@@ -57,6 +57,17 @@ TEST(config_refuses_everything_else) {
   }
 }
 
+TEST(config_number_alone) {
+  struct requests w;
+  CHECK_EQ(parse("8", &w), VC_OK);
+  CHECK_EQ(w.request[0].bytes, 8LL << 30);
+  CHECK_EQ(parse("0=8,1=1073741824", &w), VC_OK);
+  CHECK_EQ(w.request[0].bytes, 8LL << 30);
+  CHECK_EQ(w.request[1].bytes, 1LL << 30);
+  CHECK_EQ(parse("50000", &w), VC_EINVAL);
+  CHECK(strstr(why, "\"50000\" lacks its unit: a number alone is GiB up to 9999 and bytes from 1048576 on") != NULL);
+}
+
 TEST(config_refuses_long_texts) {
   char text[8192] = "0=1GiB";
   struct requests w;

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_quota_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say how large the quota is."""
-    parser.add_argument("--memory", metavar="SIZE", help="quota on each GPU: 8GiB, 512MiB, bytes")
+    parser.add_argument("--memory", metavar="SIZE", help="quota on each GPU: 8GiB, 512MiB, 8 (GiB)")
     parser.add_argument(
         "--physical",
         metavar="SIZE",

@@ -79,7 +79,7 @@ def _share(document: object) -> ClassShare | None:
         size = parse_bytes(str(memory) if isinstance(memory, str | int) else "")
     except SizeError:
         raise ClassError(
-            "spec.share.memory: write a size above 0, such as 8GiB; 8G is 8GiB, and 8GB is refused"
+            "spec.share.memory: write a size above 0, such as 8GiB; 8G and 8 are 8GiB, and 8GB is refused"
         ) from None
     cores = document.get("cores", 0)
     if cores is None:

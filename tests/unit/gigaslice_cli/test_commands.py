@@ -81,7 +81,7 @@ def test_no_driver_is_a_missing_environment(run, tmp_path, monkeypatch):
     assert "--inventory FILE" in lines[0]
 
 
-@pytest.mark.parametrize("size", ["1KiB", "1", "64KiB"])
+@pytest.mark.parametrize("size", ["1KiB", "1B", "64KiB"])
 def test_slices_too_small_for_the_kubelets_message(run, inventory_file, tmp_path, size):
     code, _, lines = run(
         "node", "--inventory", inventory_file, "--slice", size, "--state-dir", str(tmp_path / "state")

@@ -12,7 +12,7 @@ ext_strings = pytest.importorskip("cel_expr_python.ext.ext_strings")
 ext_optional = pytest.importorskip("cel_expr_python.ext.ext_optional")
 
 Document = dict[str, Any]
-_NAMES = ("object", "oldObject", "request", "namespaceObject", "variables")
+_NAMES = ("object", "oldObject", "request", "namespaceObject", "params", "variables")
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,7 @@ class Policy:
     """The policy of DOCUMENT: expressions are compiled once."""
 
     def __init__(self, document: Document) -> None:
-        environment = cel.NewEnv(
-            variables=dict.fromkeys(_NAMES, cel.Type.DYN),
-            extensions=[ext_optional.ExtOptional(), ext_strings.ExtStrings()],
-        )
+        environment = _environment()
         spec = document["spec"]
         self._rules = spec["matchConstraints"]["resourceRules"]
         self._conditions, self._variables = (
@@ -78,6 +75,18 @@ class Policy:
             "namespaceObject": {"metadata": {"name": "team", "labels": dict(request.labels)}},
             "variables": {},
         }
+
+
+def value_of(expression: str, known: Document) -> Any:
+    """The value of one EXPRESSION, with what is KNOWN by the names that policies have."""
+    return _value(_environment().compile(expression), known)
+
+
+def _environment() -> Any:
+    return cel.NewEnv(
+        variables=dict.fromkeys(_NAMES, cel.Type.DYN),
+        extensions=[ext_optional.ExtOptional(), ext_strings.ExtStrings()],
+    )
 
 
 def _value(expression: Any, known: Document) -> Any:

@@ -11,11 +11,14 @@ import pytest
 import yaml
 
 from gigaslice.core.cluster import names
+from gigaslice.core.kube.quantity import parse_quantity
+from gigaslice.core.units import parse_bytes
 from gigaslice.role_settings import load
 from gigaslice.roles.controller import agent_usage
 from gigaslice.roles.controller.agent_usage import metrics_address
 from gigaslice.roles.controller.config import ControllerConfig
 from gigaslice.roles.scheduler.settings import SchedulerSettings
+from tests.unit.manifests.cel import value_of
 from tests.unit.manifests.test_chart import documents_of, helm, listed
 
 ON = ("--set", "cluster.enabled=true")
@@ -106,7 +109,7 @@ def test_a_second_scheduler_may_not_have_the_first_ones_name():
 
 
 @pytest.mark.parametrize("slice_, size", [
-    ("1GiB", 1 << 30), ("512MiB", 1 << 29), ("8G", 8 << 30), ("1073741824", 1 << 30)
+    ("1GiB", 1 << 30), ("512MiB", 1 << 29), ("8G", 8 << 30), ("1073741824", 1 << 30), ("2", 2 << 30)
 ])  # fmt: skip
 def test_the_policy_counts_slices_as_the_agents_do(slice_, size):
     documents = chart(f"settings.slice={slice_}")
@@ -117,6 +120,32 @@ def test_the_policy_counts_slices_as_the_agents_do(slice_, size):
     assert f" + {size} - 1) / {size}" in expressions["slices"].replace("\n", " ")
     (controller,) = spec_of(one_of(documents, "Deployment", "-controller"))["containers"]
     assert f"--slice={slice_}" in controller["args"]
+
+
+def test_a_slice_between_gib_and_bytes_is_refused():
+    words = ("--kube-version", "1.36.0", "--set-string", "settings.slice=50000", "--skip-schema-validation")
+    done = helm(*ON, *words)
+    assert (
+        done.returncode != 0 and "a number alone is GiB up to 9999 and bytes from 1048576 on" in done.stderr
+    )
+
+
+@pytest.mark.parametrize(("memory", "amount"), [
+    ("8GiB", "8Gi"), ("8g", "8Gi"), ("512MiB", "512Mi"), ("1.5Gi", "1.5Gi"), ("8", "8Gi"), ("7.5", "7.5Gi"),
+    ("9999", "9999Gi"), ("1073741824", "1073741824"), ("4096B", "4096"), ("8b", "8"), (8, "8Gi"), (1 << 20, "1048576"),
+])  # fmt: skip
+def test_the_policy_reads_a_share_as_the_parser_does(memory, amount):
+    """The policy's own expressions, up to the quantity that the API server makes of the amount."""
+    variables = {
+        one["name"]: one["expression"]
+        for one in one_of(chart(), "MutatingAdmissionPolicy", "-classes")["spec"]["variables"]
+    }
+    known = {"params": {"spec": {"share": {"memory": memory}}}, "variables": {}}
+    for name in ("size", "memory"):
+        known["variables"] = {**known["variables"], name: value_of(variables[name], known)}
+    text = variables["slices"].partition("quantity(")[2].partition(").asApprox")[0]
+    assert value_of(text, known) == amount
+    assert parse_quantity(amount) == parse_bytes(str(memory))
 
 
 def test_two_releases_do_not_share_names():

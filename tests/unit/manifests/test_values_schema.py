@@ -33,6 +33,7 @@ TEXTS = (
     "node.kubernetes.io/gpu", "gigaslice.io/", "/gpu", "Example.com/x", "gigaslice/gigaslice-scheduler", "H100=h100",
     "H100=h100,RTX 6000 Ada=rtx-6000", "H100", "H100=H100", "=h100", "rack=r7", "rack=r7,tier=gold", "rack=", "rack",
     "GPU-1-2-3-4-5/tier=gold", "GPU-1/tier=gold", "model=x", "GPU-1-2-3-4-5=8GiB", "GPU-1-2-3-4-5=8GiB,16GiB",
+    "8", "7.5", "9999", "10000", "1048575", "1048576", "2000000",
     "8GiB,16GiB", "GPU-1-2-3-4-5=8GB", "team-a=500GiB", "team-a=500GiB,team-b=1TiB", "team-a=500GB", "=500GiB",
     "team-a", "datasets,shared", "Shared", "s3,gs,az,http,https", "s3,nfs://server/export,/data", "file", "file:///data",
     "file:data", "ftp", "nfs:", "lustre", "binpack", "spread", "best", "all", "bytes", "paper", "info", "debug", "json",
@@ -44,14 +45,16 @@ WORDS = ("dra", "device-plugin")
 """Right ones that are only tried as they are."""
 
 LOOSER = {
-    "parse_bytes": r"[0-9.]+t(i|ib)?",
-    "_size_or_off": r"[0-9.]+t(i|ib)?",
-    "_size_or_zero": r"[0-9.]+t(i|ib)?",
-    "_lending": r"[0-9.]+t(i|ib)?|.*,.*",
+    "parse_bytes": r"[0-9.]+t(i|ib)?|[0-9]+\.[0-9]+([kmgt](ib?)?)?",
+    "_size_or_off": r"[0-9.]+t(i|ib)?|[0-9]+\.[0-9]+([kmgt](ib?)?)?",
+    "_size_or_zero": r"[0-9.]+t(i|ib)?|[0-9]+\.[0-9]+([kmgt](ib?)?)?",
+    "_lending": r"[0-9.]+t(i|ib)?|(.*=)?[0-9]+\.[0-9]+([kmgt](ib?)?)?|.*,.*",
+    "_quotas": r".*=[0-9]+\.[0-9]+([kmgt](ib?)?)?",
     "_labels": "model=.*",
     "seconds": r"[0-9.]+(s|m|)",
 }
-"""What a schema takes that the parser refuses: what is beyond the largest value, is there twice, or is a GPU's own."""
+"""What a schema takes that the parser refuses: what is beyond the largest value, is no whole number of bytes, is there
+twice, or is a GPU's own."""
 
 NUMBERS = (
     True,
@@ -66,6 +69,8 @@ NUMBERS = (
     1000,
     9999,
     10000,
+    (1 << 20) - 1,
+    1 << 20,
     1 << 30,
     (1 << 47) - 1,
     1 << 47,

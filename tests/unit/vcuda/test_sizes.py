@@ -17,7 +17,11 @@ LARGEST = (1 << 47) - 1
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("1", 1),
+        ("1", 1 << 30),
+        ("7.5", 15 << 29),
+        ("9999", 9999 << 30),
+        ("1048576", 1 << 20),
+        ("1B", 1),
         ("1073741824", 1 << 30),
         ("8GiB", 8 << 30),
         ("8gib", 8 << 30),
@@ -54,7 +58,21 @@ def test_accepted(text: str, size: int) -> None:
             "GiB",
             "0x10",
         ),
-        *("1e9", "1_000", "8,5GiB", ".5GiB", "8.GiB", "0.3GiB", "1.5", "nan", "inf", "unlimited", "٨GiB"),
+        *(
+            "1e9",
+            "1_000",
+            "8,5GiB",
+            ".5GiB",
+            "8.GiB",
+            "0.3GiB",
+            "1.5B",
+            "10000",
+            "1048575",
+            "nan",
+            "inf",
+            "unlimited",
+            "٨GiB",
+        ),
         *("8GiB\0", "\udcff", str(LARGEST + 1), "128TiB", "9" * 23, "1" * 5000, "0." + "1" * 5000 + "GiB"),
     ],
 )
@@ -71,9 +89,15 @@ def test_formatting_is_exact(size: int) -> None:
     assert parse_size(format_size(size)) == size
 
 
-@given(st.integers(1, LARGEST))
-def test_a_plain_number_is_bytes(size: int) -> None:
+@given(st.integers(1 << 20, LARGEST))
+def test_a_large_number_alone_is_bytes(size: int) -> None:
     assert parse_size(str(size)) == size
+
+
+@pytest.mark.parametrize("text", ["10000", "9999.5", "1048575"])
+def test_a_number_alone_between_gib_and_bytes_is_told_what_it_lacks(text: str) -> None:
+    with pytest.raises(errors.BadSizeError, match="GiB up to 9999 and bytes from 1048576 on"):
+        parse_size(text)
 
 
 @given(st.text(max_size=40))
@@ -81,7 +105,7 @@ def test_any_text_is_a_size_or_an_error(text: str) -> None:
     try:
         assert 0 < parse_size(text) <= LARGEST
     except errors.BadSizeError:
-        assert not text.isascii() or not text.isdigit() or not 0 < int(text) <= LARGEST
+        assert not text.isascii() or not text.isdigit() or not 0 < int(text) <= 9999
 
 
 @given(st.binary(min_size=16, max_size=16), st.sampled_from([0, 1]))

@@ -460,6 +460,11 @@ k.startsWith("gpuclass.gigaslice.io/") || {{ include "gigaslice.cel.counts" . }}
 {{- fail (printf "settings.slice: %s: with cluster.enabled write a whole number with KiB, MiB, GiB or TiB" $text) -}}
 {{- end -}}
 {{- $bytes := regexFind "^[0-9]+" $text | int64 -}}
-{{- range until (int (get $powers $unit)) -}}{{- $bytes = mul $bytes 1024 -}}{{- end -}}
+{{- $power := get $powers $unit | int -}}
+{{- if and (not $unit) (le $bytes 9999) -}}{{- $power = 3 -}}{{- end -}}
+{{- if and (not $unit) (gt $bytes 9999) (lt $bytes 1048576) -}}
+{{- fail (printf "settings.slice: %s: a number alone is GiB up to 9999 and bytes from 1048576 on; write its unit" $text) -}}
+{{- end -}}
+{{- range until $power -}}{{- $bytes = mul $bytes 1024 -}}{{- end -}}
 {{- printf "%d" $bytes -}}
 {{- end -}}

@@ -4,7 +4,8 @@ from gigaslice.core import units
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("8GiB", 8 << 30), ("512MiB", 512 << 20), ("8G", 8 << 30), ("1073741824", 1 << 30)]
+    ("text", "count"),
+    [("8GiB", 8 << 30), ("512MiB", 512 << 20), ("8G", 8 << 30), ("1073741824", 1 << 30), ("8", 8 << 30)],
 )
 def test_sizes_that_people_write(text, count):
     assert units.parse_bytes(text) == count
@@ -13,6 +14,12 @@ def test_sizes_that_people_write(text, count):
 @pytest.mark.parametrize("text", ["", "0", "-1", "8 apples", "1e9", "999999TiB", "8GiB ", "GiB"])
 def test_anything_else_is_refused_with_a_sentence(text):
     with pytest.raises(ValueError, match="KiB, MiB, GiB or TiB"):
+        units.parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["10000", "9999.5", "1048575"])
+def test_a_number_alone_between_gib_and_bytes_is_told_what_it_lacks(text):
+    with pytest.raises(ValueError, match="GiB up to 9999 and bytes from 1048576 on"):
         units.parse_bytes(text)
 
 

@@ -46,7 +46,8 @@ def parsed(text):
 
 @st.composite
 def near_sizes(draw):
-    number = str(draw(st.one_of(st.integers(0, 4096), st.integers(0, 1 << 70))))
+    near = [st.integers(edge - 3, edge + 3) for edge in (9999, 1 << 20)]
+    number = str(draw(st.one_of(st.integers(0, 4096), st.integers(0, 1 << 70), *near)))
     decimals = draw(st.one_of(st.none(), st.text("0123456789", min_size=0, max_size=9)))
     text = number if decimals is None else f"{number}.{decimals}"
     text = draw(st.sampled_from(["", "0", "000", "-", "+", " "])) + text
@@ -67,6 +68,39 @@ def near_sizes(draw):
 @example("140737488355327.000000")
 def test_both_parsers_read_the_same(text):
     assert parsed(text) == parsed_by_c(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        *(
+            ("1", 1 << 30),
+            ("8", 8 << 30),
+            ("008", 8 << 30),
+            ("7.5", 15 << 29),
+            ("0.25", 1 << 28),
+            ("9999", 9999 << 30),
+        ),
+        *(("9999.0", 9999 << 30), ("9999.5", None), ("9999.0000001", None), ("10000", None), ("65536", None)),
+        *(
+            ("1048575", None),
+            ("1048575.9", None),
+            ("1048576", 1 << 20),
+            ("1048576.0", 1 << 20),
+            ("1048576.5", None),
+        ),
+        *(
+            ("1048577", (1 << 20) + 1),
+            ("8589934592", 8 << 30),
+            ("0", None),
+            ("0.3", None),
+            ("8B", 8),
+            ("10000B", 10000),
+        ),
+    ],
+)
+def test_a_number_alone(text, size):
+    assert parsed(text) == parsed_by_c(text) == size
 
 
 @given(st.text(max_size=20))

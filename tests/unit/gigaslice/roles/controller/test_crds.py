@@ -95,6 +95,8 @@ def test_lists_and_texts_with_rules_are_bounded(plural: str):
         class_of(share={"memory": "8GiB"}),
         class_of(share={"memory": "8Gi", "cores": 30}),
         class_of(share={"memory": 8 << 30}),
+        class_of(share={"memory": 8}),
+        class_of(share={"memory": "7.5"}),
         class_of(share={"memory": "1.5GiB", "cores": 100}),
         class_of(name="x" * 63),
     ],
@@ -129,18 +131,28 @@ def test_valid_classes_are_taken(document: dict[str, Any]):
         ),
         (
             class_of(share={"memory": "much"}),
-            "write a size above 0, such as 8GiB; 8G is 8GiB, and 8GB is refused",
+            "write a size above 0, such as 8GiB; 8G and 8 are 8GiB, and 8GB is refused",
         ),
         (
             class_of(share={"memory": "0Gi"}),
-            "write a size above 0, such as 8GiB; 8G is 8GiB, and 8GB is refused",
+            "write a size above 0, such as 8GiB; 8G and 8 are 8GiB, and 8GB is refused",
         ),
         (
             class_of(share={"memory": "2000000KB"}),
-            "write a size above 0, such as 8GiB; 8G is 8GiB, and 8GB is refused",
+            "write a size above 0, such as 8GiB; 8G and 8 are 8GiB, and 8GB is refused",
         ),
         (class_of(expression("Gt", "10GB")), "Gt takes exactly one amount, such as 10GiB"),
-        (class_of(share={"memory": 0}), "write a size above 0, such as 8GiB; 8G is 8GiB, and 8GB is refused"),
+        *(
+            (
+                class_of(share={"memory": size}),
+                "write a size above 0, such as 8GiB; 8G and 8 are 8GiB, and 8GB is refused",
+            )
+            for size in (10000, (1 << 20) - 1, "10000", "1048575")
+        ),
+        (
+            class_of(share={"memory": 0}),
+            "write a size above 0, such as 8GiB; 8G and 8 are 8GiB, and 8GB is refused",
+        ),
         (
             class_of(name="x" * 64),
             "the name is what pods write after gpuclass.gigaslice.io/, so it can have 63 characters at most",
@@ -170,7 +182,12 @@ def test_the_schema_refuses_what_is_no_class(document: dict[str, Any]):
     assert mistakes("resourceclasses", document)
 
 
-@given(st.from_regex(r"[0-9]{1,9}([.][0-9]{0,4})?[kKmMgGtTpP]?[iI]?[bB]?", fullmatch=True))
+@given(
+    st.one_of(
+        st.from_regex(r"[0-9]{1,9}([.][0-9]{0,4})?[kKmMgGtTpP]?[iI]?[bB]?", fullmatch=True),
+        st.integers(1, 1 << 21).map(str),
+    )
+)
 def test_a_share_is_a_size_to_the_definition_the_policy_and_the_parser(text: str):
     """The policy's expression is the pattern of the definition, so what it cannot read is never stored."""
     (taken,) = [
@@ -185,7 +202,7 @@ def test_a_share_is_a_size_to_the_definition_the_policy_and_the_parser(text: str
         parse_bytes(text)
     except SizeError:
         # Nothing, parts of a byte and more than 128 TiB are sizes to a pattern.
-        assert not re.search(pattern, text) or not re.fullmatch(r"[1-9][0-9]?[a-zA-Z]*", text)
+        assert not re.search(pattern, text) or not re.fullmatch(r"[1-9][0-9]?[a-zA-Z]*|[1-9][0-9]*", text)
     else:
         assert re.search(pattern, text)
 
