@@ -16,6 +16,7 @@
 
 #include "directory.h"
 #include "head.h"
+#include "log.h"
 #include "plain.h"
 #include "text.h"
 
@@ -58,8 +59,8 @@ static int is_name(const char *setting, size_t length, const char *name) {
 /* A variable that is named like ours and is none was meant as a limit. Kubernetes makes some for a service that is
  * called vcuda. */
 static int is_misspelt(const char *setting) {
-  static const char known[][24] = {"VCUDA_MEMORY_LIMIT", "VCUDA_PHYSICAL_LIMIT", "VCUDA_CORES",
-                                     "VCUDA_DIR", "VCUDA_QUOTA", "VCUDA_LOG"};
+  static const char known[][24] = {"VCUDA_MEMORY_LIMIT", "VCUDA_PHYSICAL_LIMIT", "VCUDA_CORES", "VCUDA_DIR",
+                                   "VCUDA_QUOTA", "VCUDA_LOG", "VCUDA_REFUSALS"};
   size_t length = strcspn(setting, "=");
   if (strncmp(setting, prefix, sizeof prefix - 1) != 0) return 0;
   for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -125,6 +126,15 @@ static int choose_directory(struct config *out, char *why) {
   return directory_choose(out, &names, why);
 }
 
+int config_tells_refusals(void) {
+  const char *text = variable("VCUDA_REFUSALS"), *log = variable("VCUDA_LOG");
+  if (log != NULL && strcmp(log, "none") == 0) return 0;
+  if (text == NULL || *text == 0 || strcmp(text, "on") == 0) return 1;
+  if (strcmp(text, "off") == 0) return 0;
+  log_line(LOG_ERROR, "VCUDA_REFUSALS is \"%.32s\", which is neither on nor off; continuing with on", text);
+  return 1;
+}
+
 static void name_files(struct config *out) {
   text_join(out->limits, sizeof out->limits, out->directory, "/limits", "");
   text_join(out->ledger, sizeof out->ledger, out->directory, "/ledger", "");
@@ -142,7 +152,8 @@ int config_read(struct config *out, char *why) {
   if (wrong != NULL) {
     size_t length = strcspn(wrong, "=");
     snprintf(why, CONFIG_WHY, "%.*s is no variable of this library, which reads VCUDA_MEMORY_LIMIT, VCUDA_PHYSICAL_LIMIT, "
-             "VCUDA_CORES, VCUDA_DIR, VCUDA_QUOTA and VCUDA_LOG; correct or unset it", length < 64 ? (int)length : 64, wrong);
+             "VCUDA_CORES, VCUDA_DIR, VCUDA_QUOTA, VCUDA_LOG and VCUDA_REFUSALS; correct or unset it",
+             length < 64 ? (int)length : 64, wrong);
     return VC_EINVAL;
   }
   out->memory_limit = variable("VCUDA_MEMORY_LIMIT");

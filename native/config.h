@@ -42,6 +42,9 @@ int config_is_present(void);
  * heads a quota has its directory in the environment from here on (head.h). */
 int config_at_load(char **environment);
 
+/* VCUDA_REFUSALS, which is read in containers too, like VCUDA_LOG: whether the first refusal has a line on stderr. */
+int config_tells_refusals(void);
+
 /* VC_EINVAL: a variable makes no sense; WHY (CONFIG_WHY bytes) says which, and what to write instead. */
 int config_read(struct config *out, char *why);
 

@@ -20,6 +20,7 @@
 #include "limits_layout.h"
 #include "lock.h"
 #include "log.h"
+#include "notice.h"
 #include "os.h"
 #include "runtime_state.h"
 #include "standalone.h"
@@ -46,7 +47,7 @@ const struct allocator *const allocators[] = {
 #define PARTS(PART)                                                                                                  \
   PART(driver) PART(gpu) PART(charge) PART(context_table) PART(context) PART(context_made) PART(graph_memory)        \
   PART(pool) PART(pool_blocks) PART(pool_find) PART(holding) PART(exported) PART(vmm) PART(sparse) PART(limit)       \
-  PART(managed) PART(time_slice) PART(undeclared) PART(poller)
+  PART(managed) PART(time_slice) PART(undeclared) PART(poller) PART(refusal)
 #define PART(name) void name##_after_fork(void);
 PARTS(PART)
 #undef PART
@@ -57,6 +58,7 @@ enum limited { UNKNOWN, UNLIMITED, LIMITED };
 static _Atomic int state;
 static _Atomic int limited;
 static struct long_lock attaching;
+static int in_container; /* written before READY is */
 static _Thread_local int entered; /* this thread is inside prepare_and_attach() */
 
 /* pthread_atfork() is a static wrapper around this in every glibc; the symbol itself is older than all of them. */
@@ -178,6 +180,8 @@ static void decide(int status, const struct config *config, const char *why) {
   } else if (config->kind == CONFIG_INERT) {
     atomic_store_explicit(&state, INERT, memory_order_release);
   } else {
+    notice_prepare();
+    in_container = config->kind == CONFIG_CONTAINER;
     log_line(LOG_INFO, "limits of %s are in force", config->directory);
     atomic_store_explicit(&state, READY, memory_order_release);
   }
@@ -210,6 +214,10 @@ static void prepare_and_attach(void) {
   long_lock_give(&attaching);
   standalone_done(lock);
 }
+
+int runtime_tells_refusals(void) { return config_tells_refusals(); }
+
+int runtime_is_container(void) { return in_container; }
 
 /* The driver comes back in while it is asked about its GPUs, and is not limited; a signal handler of the program's
  * would be taken for that. */

@@ -139,6 +139,22 @@ size_t text_join(char *out, size_t size, const char *a, const char *b, const cha
   return length;
 }
 
+/* One digit behind the point, as long as the number before it is short. */
+const char *text_size(uint64_t bytes, char buffer[TEXT_SIZE]) {
+  static const char *const units[] = {" B", " KiB", " MiB", " GiB"};
+  char number[TEXT_NUMBER], fraction[4] = "";
+  int power = 0;
+  while (power < 3 && bytes >> 10 * (power + 1) != 0) power++;
+  uint64_t unit = UINT64_C(1) << 10 * power, tenths = bytes / unit * 10 + (bytes % unit * 10 + unit / 2) / unit;
+  if (tenths >= 1000 || power == 0) tenths = (tenths + 5) / 10 * 10;
+  if (tenths % 10 != 0) {
+    fraction[0] = '.';
+    fraction[1] = (char)('0' + tenths % 10);
+  }
+  text_join(buffer, TEXT_SIZE, text_number(tenths / 10, number), fraction, units[power]);
+  return buffer;
+}
+
 const char *text_number(uint64_t number, char buffer[TEXT_NUMBER]) {
   char *digit = &buffer[TEXT_NUMBER - 1];
   *digit = 0;

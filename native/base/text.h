@@ -16,6 +16,10 @@ int uuid_format(const uint8_t uuid[16], uint32_t flags, char *out, size_t size);
  * formatted printing, whose first use reads five pages of the C library and two of the stack. */
 size_t text_join(char *out, size_t size, const char *a, const char *b, const char *c);
 
+/* BYTES for people: "8 GiB", "7.6 GiB", "922 MiB", "4 KiB". */
+enum { TEXT_SIZE = 32 };
+const char *text_size(uint64_t bytes, char buffer[TEXT_SIZE]);
+
 /* NUMBER in decimal, at the end of BUFFER. */
 enum { TEXT_NUMBER = 21 };
 const char *text_number(uint64_t number, char buffer[TEXT_NUMBER]);

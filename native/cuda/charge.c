@@ -8,14 +8,16 @@
 #include "ledger.h"
 #include "log.h"
 #include "place.h"
+#include "refusal.h"
 #include "runtime_state.h"
 #include "undeclared.h"
 #include "view.h"
 
 static VC_LARGE_BEGINNING struct table allocations[ALLOCATION_KINDS];
 
-static __attribute__((noinline, cold)) CUresult refusal(int status) {
+static __attribute__((noinline, cold)) CUresult refusal(uint32_t column, uint64_t bytes, int status) {
   static _Atomic int said;
+  if (status == VC_ENOMEM) refusal_note(REFUSAL_QUOTA, column & COLUMN_NUMBER, bytes);
   if (status == VC_ENOMEM) return CUDA_ERROR_OUT_OF_MEMORY;
   if (!atomic_exchange_explicit(&said, 1, memory_order_relaxed))
     log_line(LOG_ERROR, "memory cannot be charged: %s; allocations are refused", status_text(status));
@@ -34,7 +36,7 @@ static inline int is_managed(uint32_t column) { return !VC_LIKELY(column < COLUM
 static __attribute__((noinline, cold)) CUresult charge_after_reclaiming(uint32_t column, uint64_t bytes, int status) {
   if (status == VC_ENOMEM && allocators_reclaim(column & COLUMN_NUMBER))
     status = is_managed(column) ? take_managed(column, bytes) : ledger_charge(runtime_ledger, column, bytes);
-  return status >= 0 ? CUDA_SUCCESS : refusal(status);
+  return status >= 0 ? CUDA_SUCCESS : refusal(column, bytes, status);
 }
 
 static __attribute__((noinline)) CUresult charge_managed(uint32_t column, uint64_t bytes) {
@@ -53,14 +55,15 @@ CUresult charge_column(uint32_t column, uint64_t bytes) {
 CUresult charge_try(uint32_t column, uint64_t bytes) {
   if (is_managed(column)) {
     int managed = bytes == 0 ? VC_OK : take_managed(column, bytes);
-    return managed >= 0 ? CUDA_SUCCESS : refusal(managed);
+    return managed >= 0 ? CUDA_SUCCESS : refusal(column, bytes, managed);
   }
   int status = bytes == 0 ? VC_OK : ledger_charge(runtime_ledger, column, bytes);
-  return VC_LIKELY(status >= 0) ? CUDA_SUCCESS : refusal(status);
+  return VC_LIKELY(status >= 0) ? CUDA_SUCCESS : refusal(column, bytes, status);
 }
 
 __attribute__((noinline, cold)) void charge_driver_refused(uint32_t column, uint64_t bytes) {
   ledger_driver_refused(runtime_ledger, column & COLUMN_NUMBER, bytes);
+  refusal_note(REFUSAL_DRIVER, column & COLUMN_NUMBER, bytes);
 }
 
 void charge_return(uint32_t column, uint64_t bytes) {
@@ -71,7 +74,7 @@ void charge_return(uint32_t column, uint64_t bytes) {
 }
 
 static CUresult begin(struct charge *charge, uint32_t column, uint32_t owner, uint64_t bytes) {
-  if (bytes > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (bytes > VC_MAX_BYTES) return refusal(column, bytes, VC_ENOMEM);
   charge->column = column;
   charge->owner = owner;
   charge->bytes = charge_round(bytes);
@@ -110,7 +113,7 @@ static int take_placed(struct charge *charge, enum charge_placement placement, i
 
 static __attribute__((noinline)) CUresult begin_placed(struct charge *charge, const struct place *place, uint64_t bytes,
                                                      enum charge_placement placement) {
-  if (bytes > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (bytes > VC_MAX_BYTES) return refusal(place->column, bytes, VC_ENOMEM);
   *charge = (struct charge){.column = place->column, .owner = place->owner, .bytes = charge_round(bytes)};
   if (charge->bytes >= UNDECLARED_LARGE) undeclared_glance(place->column);
   int status = take_placed(charge, placement, 0);
@@ -119,7 +122,7 @@ static __attribute__((noinline)) CUresult begin_placed(struct charge *charge, co
     status = take_placed(charge, placement, 1);
   }
   charge->taken = status == VC_OK;
-  return status == VC_OK ? CUDA_SUCCESS : refusal(status);
+  return status == VC_OK ? CUDA_SUCCESS : refusal(charge->column, charge->bytes, status);
 }
 
 CUresult charge_begin_placed(struct charge *charge, uint64_t bytes, enum charge_placement placement) {
@@ -151,6 +154,7 @@ CUresult charge_end(struct charge *charge, enum allocation_kind kind, CUresult r
   }
   const struct table_entry entry = {key, charge->bytes, charge->column, charge->owner};
   int status = table_put(&allocations[kind], &entry, &old);
+  refusal_passed();
   if (VC_LIKELY(status == 0)) return CUDA_SUCCESS;
   if (status == 1) { /* the driver gave out a key that is in the table: it was freed by a call that is not hooked */
     charge_return(old.column, old.bytes);

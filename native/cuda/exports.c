@@ -5,6 +5,7 @@
 
 #include "cuda_bodies.h"
 #include "driver.h"
+#include "refusal.h"
 #include "runtime_state.h"
 
 static runtime_passed passed;
@@ -57,6 +58,12 @@ static inline enum passage enter_shared(void) {
 #define enter_RELEASE enter_release
 #define enter_RESOLVE enter_resolve
 
+/* Whatever ends without memory is told why, once; the bodies have noted it. */
+#define answer_LIMITED(result) VC_LIKELY((result) != CUDA_ERROR_OUT_OF_MEMORY) ? (result) : refusal_answer(result)
+#define answer_SHARED(result) (result)
+#define answer_RELEASE(result) (result)
+#define answer_RESOLVE(result) (result)
+
 #define NEED(symbol)
 #define HOOK(body, symbol, params, args)                                    \
   VC_EXPORT CUresult CUDAAPI symbol params {                                \
@@ -64,7 +71,9 @@ static inline enum passage enter_shared(void) {
     if (passage == PASS_NO_DRIVER) return CUDA_ERROR_NO_DEVICE;             \
     if (passage == PASS_REFUSE) return CUDA_ERROR_SYSTEM_NOT_READY;         \
     if (real_cuda.symbol == NULL) return CUDA_ERROR_NOT_FOUND;              \
-    return passage == PASS_HOOK ? vc_##symbol args : real_cuda.symbol args; \
+    if (passage != PASS_HOOK) return real_cuda.symbol args;                 \
+    CUresult result = vc_##symbol args;                                     \
+    return answer_##body(result);                                           \
   }
 #include "cuda.def"
 #undef HOOK

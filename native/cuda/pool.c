@@ -13,6 +13,7 @@
 #include "place.h"
 #include "pool_blocks.h"
 #include "pool_find.h"
+#include "refusal.h"
 #include "runtime_state.h"
 #include "shm.h"
 #include "synchronize.h"
@@ -148,6 +149,11 @@ static __attribute__((noinline, cold)) CUresult undo(struct pool *pool, CUdevice
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+static __attribute__((noinline, cold)) CUresult refuse_at_once(struct pool *pool, int kind, size_t size) {
+  if (kind != POOL_NO_SHARE) refusal_note(REFUSAL_QUOTA, atomic_load(&pool->column), size);
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 static inline __attribute__((always_inline)) CUresult allocate_in(CUdeviceptr *dptr, size_t size, struct pool *pool,
                                                                   CUmemoryPool handle, const struct line *line,
                                                                   allocate_call *call) {
@@ -155,7 +161,7 @@ static inline __attribute__((always_inline)) CUresult allocate_in(CUdeviceptr *d
   if (pool == NULL) return call(dptr, size, handle, line);
   int kind = atomic_load_explicit(&pool->kind, memory_order_relaxed);
   if (kind == POOL_FREE || capture_is_on(line->stream, line->ptsz)) return call(dptr, size, handle, line);
-  if (kind == POOL_NO_SHARE || size > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (kind == POOL_NO_SHARE || size > VC_MAX_BYTES) return refuse_at_once(pool, kind, size);
   uint64_t bytes = charge_round(size);
   CUresult result = pool_begin(pool, bytes);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) result = make_room(pool, line, bytes, pool_begin);
@@ -169,6 +175,7 @@ static inline __attribute__((always_inline)) CUresult allocate_in(CUdeviceptr *d
   if (result != CUDA_SUCCESS) result = make_room(pool, line, bytes, try_correct);
   if (VC_LIKELY(result == CUDA_SUCCESS)) result = pool_block_put(pool, block, bytes);
   if (result != CUDA_SUCCESS) return undo(pool, block, bytes, line);
+  refusal_passed();
   *dptr = block;
   return CUDA_SUCCESS;
 }

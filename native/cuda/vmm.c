@@ -8,6 +8,7 @@
 #include "exported.h"
 #include "holding.h"
 #include "place.h"
+#include "refusal.h"
 #include "undeclared.h"
 
 /* Address of a mapping -> its size, and its holding as the owner. Every mapping stands here, also of what costs
@@ -63,6 +64,7 @@ VC_HOT CUresult vc_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size
     charge_cancel(&charge);
     return result;
   }
+  refusal_passed();
   *handle = made;
   return CUDA_SUCCESS;
 }

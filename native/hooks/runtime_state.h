@@ -32,6 +32,11 @@ int runtime_may_lock(void);
  * while attaching is answered with RUNTIME_FORWARD. */
 enum runtime_passage runtime_enter(void);
 
+/* For the sentence of a refusal, once limits are in force: whether one is wanted, and whether it stands in a container,
+ * whose neighbours are nobody's business there. */
+int runtime_tells_refusals(void);
+int runtime_is_container(void);
+
 /* Set before runtime_enter() answers RUNTIME_HOOK for the first time, never changed afterwards. */
 extern struct ledger *runtime_ledger __attribute__((visibility("hidden")));
 

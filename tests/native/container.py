@@ -67,8 +67,10 @@ class Container:
         ]
 
     def run(self, *command: str | Path, **extra: str) -> subprocess.CompletedProcess[str]:
-        """COMMAND inside; its environment is that of a plain program, and EXTRA."""
-        return in_namespace(self.mounts, *command, env=self.place.plain_env() | extra)
+        """COMMAND inside; its environment is that of a plain program that is refused memory on purpose, and EXTRA."""
+        return in_namespace(
+            self.mounts, *command, env=self.place.plain_env() | {"VCUDA_REFUSALS": "off"} | extra
+        )
 
     def words(self, *command: str | Path, **extra: str) -> list[str]:
         """What the program `ways` says."""

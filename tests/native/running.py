@@ -161,8 +161,8 @@ class Place:
         return self.directory / "quota"
 
     def env(self, limit: str | None = None, **extra: str) -> dict[str, str]:
-        """Environment under the library; LIMIT is VCUDA_MEMORY_LIMIT."""
-        env = self.plain_env() | {"LD_PRELOAD": str(self.library)} | self.settings
+        """Environment under the library; LIMIT is VCUDA_MEMORY_LIMIT. Programs here are refused memory on purpose."""
+        env = self.plain_env() | {"LD_PRELOAD": str(self.library), "VCUDA_REFUSALS": "off"} | self.settings
         if limit is not None:
             env |= {"VCUDA_DIR": str(self.quota), "VCUDA_MEMORY_LIMIT": limit}
         return env | extra

@@ -68,6 +68,21 @@ TEST(size_that_lacks_its_unit) {
   CHECK(!size_lacks_unit(NULL));
 }
 
+TEST(size_for_people) {
+  static const struct {
+    uint64_t bytes;
+    const char *text;
+  } sizes[] = {{0, "0 B"}, {1023, "1023 B"}, {1024, "1 KiB"}, {1536, "1.5 KiB"}, {922ULL << 20, "922 MiB"},
+               {8ULL << 30, "8 GiB"}, {8160437862, "7.6 GiB"}, {(100ULL << 30) + (6ULL << 28), "102 GiB"},
+               {(1ULL << 40), "1024 GiB"}, {UINT64_MAX, "17179869184 GiB"}};
+  char buffer[TEXT_SIZE];
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    text_size(sizes[i].bytes, buffer);
+    if (strcmp(buffer, sizes[i].text) != 0) fprintf(stderr, "%s instead of %s\n", buffer, sizes[i].text);
+    CHECK(strcmp(buffer, sizes[i].text) == 0);
+  }
+}
+
 TEST(uuid_round_trip) {
   static const char text[] = "GPU-6e1b0a2c-0f3d-4a5b-8c7d-0123456789ab";
   uint8_t uuid[16];

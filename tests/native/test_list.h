@@ -2,6 +2,7 @@
 TEST_ENTRY(size_parse_accepts, 10)
 TEST_ENTRY(size_parse_refuses, 10)
 TEST_ENTRY(size_that_lacks_its_unit, 10)
+TEST_ENTRY(size_for_people, 10)
 TEST_ENTRY(uuid_round_trip, 10)
 TEST_ENTRY(uuid_parse_refuses, 10)
 TEST_ENTRY(coarse_clock_that_was_given, 10)

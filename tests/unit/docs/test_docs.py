@@ -233,6 +233,7 @@ def test_every_variable_of_the_library_is_there() -> None:
         contract.ENV_PHYSICAL_LIMIT,
         contract.ENV_CORES,
         contract.ENV_LOG,
+        contract.ENV_REFUSALS,
     }
     assert read == known
     table = REFERENCE.partition("## Environment of the library")[2]
