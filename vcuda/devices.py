@@ -14,7 +14,14 @@ import pynvml
 
 from vcuda import errors, sizes
 
-__all__ = ["GpuDevice", "driver_version", "list_devices", "process_memory", "select_devices"]
+__all__ = [
+    "GpuDevice",
+    "driver_version",
+    "list_devices",
+    "list_with_driver",
+    "process_memory",
+    "select_devices",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +59,15 @@ def driver_version() -> str:
 
 def list_devices() -> tuple[GpuDevice, ...]:
     """The machine's GPUs in NVML's order. Raises NoDriverError; an empty tuple means a driver without GPUs."""
+    return list_with_driver()[1]
+
+
+def list_with_driver() -> tuple[str, tuple[GpuDevice, ...]]:
+    """The driver's version, and the same, by one start of NVML."""
     with _nvml():
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(_describe(index, handle) for index, handle in enumerate(handles))
+        return driver, tuple(_describe(index, handle) for index, handle in enumerate(handles))
 
 
 def select_devices(names: Sequence[str], present: Sequence[GpuDevice]) -> tuple[GpuDevice, ...]:

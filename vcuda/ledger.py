@@ -109,6 +109,7 @@ class LedgerUsage:
         driver_refused: Allocations that the driver had no memory for although the quota had room: a limit of the
             driver's own, or a full GPU. 0 in ledgers of processes with an older library.
         driver_refused_bytes: What the last of them asked for; 0 where nobody knew.
+        context_bytes: What a context takes, where a process has measured it.
     """
 
     version: int
@@ -118,6 +119,7 @@ class LedgerUsage:
     processes: tuple[ProcessUsage, ...]
     driver_refused: dict[str, int] = field(default_factory=dict)
     driver_refused_bytes: dict[str, int] = field(default_factory=dict)
+    context_bytes: dict[str, int] = field(default_factory=dict)
 
     def used(self, uuid: str) -> int:
         """Bytes that the living processes hold of one GPU."""
@@ -204,6 +206,7 @@ def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = (), *, wait: bool = Tr
         processes=processes,
         driver_refused=dict(zip(uuids, info.driver_refused, strict=False)),
         driver_refused_bytes=dict(zip(uuids, info.driver_refused_bytes, strict=False)),
+        context_bytes={uuid: cost for uuid, cost in zip(uuids, info.context_bytes, strict=False) if cost},
     )
 
 

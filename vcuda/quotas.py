@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import secrets
 import shutil
 import stat
@@ -31,10 +32,15 @@ from vcuda.sizes import format_size
 __all__ = [
     "CommandRecord",
     "Quota",
+    "all_quotas",
     "create_in",
     "find_quotas",
+    "is_in_use",
     "open_named",
+    "other_bases",
+    "owner_of",
     "private_base",
+    "quotas_in_use",
     "read_quota",
     "remove_if_unused",
     "sweep",
@@ -169,6 +175,58 @@ def find_quotas(base: Path) -> list[Path]:
     return [entry for entry in entries if not entry.name.startswith(".") and _is_quota(entry)]
 
 
+def other_bases(own: Path) -> list[Path]:
+    """The directories in which other users have their quotas, for root. A link or another one's is left out."""
+    if os.geteuid() != 0:
+        return []
+    places = [*Path("/run/user").glob("*/vcuda"), *Path("/tmp").glob("vcuda-*")]
+    return sorted(place for place in places if place != own and _is_of_its_user(place))
+
+
+def _is_of_its_user(base: Path) -> bool:
+    user = base.name.removeprefix("vcuda-") if base.parent == Path("/tmp") else base.parent.name
+    try:
+        info = base.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and str(info.st_uid) == user and info.st_uid != os.geteuid()
+
+
+def owner_of(directory: Path) -> str:
+    """The name of the user whose directory it is, or their number."""
+    try:
+        user = directory.stat().st_uid
+    except OSError:
+        return "?"
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
+
+
+def all_quotas(base: Path) -> list[Path]:
+    """The quota directories that this user may see: of a node agent, below BASE, and for root those of other users."""
+    others = [quota for place in other_bases(base) for quota in find_quotas(place) if not quota.is_symlink()]
+    return [*find_quotas(Path(contract.HOST_ALLOCATIONS)), *find_quotas(base), *others]
+
+
+def quotas_in_use(base: Path, but: Path) -> list[Quota]:
+    """Those that can be read and are promised to somebody, BUT one."""
+    readable: list[Quota] = []
+    for directory in all_quotas(base):
+        if directory != but:
+            with contextlib.suppress(errors.VcudaError):
+                readable.append(read_quota(directory))
+    return [quota for quota in readable if is_in_use(quota)]
+
+
+def is_in_use(quota: Quota) -> bool:
+    """Whether the quota is promised to somebody: a container, a launcher that lives, or a process with a slot."""
+    if quota.kind == "container" or any(process.alive for process in quota.usage.processes):
+        return True
+    return _launcher_lives(quota.directory)
+
+
 def read_quota(directory: Path) -> Quota:
     """Reads page, ledger and owner. Raises the classes of ``vcuda.errors``."""
     limits = read_limits(directory / contract.LIMITS_FILE)
@@ -177,12 +235,23 @@ def read_quota(directory: Path) -> Quota:
         raise errors.MismatchError(f"cannot use {directory}", "the ledger belongs to another limits page")
     command = _read_json(directory / contract.COMMAND_FILE).get("command")
     if isinstance(command, list) and command:
-        return Quota(directory, "command", errors.printable(" ".join(map(str, command))), limits, usage)
+        words = errors.printable(" ".join(map(str, command)))
+        return Quota(directory, "command", _with_user(directory, words), limits, usage)
     owner = _read_json(directory / contract.OWNER_FILE)
     names = [str(owner[key]) for key in ("namespace", "pod", "container") if owner.get(key)]
     if names:
         return Quota(directory, "container", errors.printable("/".join(names)), limits, usage)
-    return Quota(directory, "directory", errors.printable(directory.name), limits, usage)
+    return Quota(
+        directory, "directory", _with_user(directory, errors.printable(directory.name)), limits, usage
+    )
+
+
+def _with_user(directory: Path, name: str) -> str:
+    """NAME, with whose it is where root looks at another user's."""
+    if os.geteuid() != 0:
+        return name
+    user = owner_of(directory)
+    return name if user in ("root", "?") else f"{user}: {name}"
 
 
 def sweep(base: Path) -> int:

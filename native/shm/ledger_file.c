@@ -127,6 +127,7 @@ static void read_info(const struct ledger_file *file, struct vc_ledger_info *inf
     info->peak[g] = file->peak[g] & USED_BYTES_MASK;
     info->driver_refused[g] = file->refusal[g].count & USED_BYTES_MASK;
     info->driver_refused_bytes[g] = file->refusal[g].bytes & USED_BYTES_MASK;
+    info->context_bytes[g] = ledger_learned_bytes(file->context_cost[g]);
   }
 }
 

@@ -129,6 +129,15 @@ _Static_assert(offsetof(struct ledger_file, slot) == LEDGER_HEADER_BYTES, "slots
 _Static_assert(sizeof(struct ledger_file) < LEDGER_LOCKS, "lock bytes lie beyond the data");
 _Static_assert(VC_MAX_BYTES <= USED_BYTES_MASK / 2, "a limit plus a request fits a word");
 
+/* The bytes in a word of context_cost: from the top 32 bits of namespace, one that marks a valid word, 7 unused, 24 of
+ * grains. 0: it is none. */
+enum { LEARNED_NAMESPACE_SHIFT = 32, LEARNED_GRAIN = 256 };
+#define LEARNED (UINT64_C(1) << 31)
+#define LEARNED_GRAINS_MASK ((UINT64_C(1) << 24) - 1)
+static inline uint64_t ledger_learned_bytes(uint64_t word) {
+  return (word & LEARNED) != 0 ? (word & LEARNED_GRAINS_MASK) * LEARNED_GRAIN : 0;
+}
+
 /* Bytes of a file of VERSION; 0: no such version. */
 uint64_t ledger_size(uint32_t version);
 

@@ -8,30 +8,26 @@
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, tests/integration/test_native_context.py. */
 #include "ledger_state.h"
 
-/* From the top: 32 bits of namespace, one that marks a valid word, 7 unused, 24 of grains. */
-enum { NAMESPACE_SHIFT = 32, GRAIN = 256 };
-#define LEARNED (UINT64_C(1) << 31)
-#define GRAINS_MASK ((UINT64_C(1) << 24) - 1)
-
 int ledger_learned_context(struct ledger *ledger, uint32_t column, uint64_t *bytes) {
   if (column >= ledger->columns) return 0;
   uint64_t word = atomic_load_explicit(&ledger->file->context_cost[column], memory_order_relaxed);
   if (!(word & LEARNED)) return 0;
-  *bytes = (word & GRAINS_MASK) * GRAIN;
+  *bytes = ledger_learned_bytes(word);
   return 1;
 }
 
 int ledger_learned_here(struct ledger *ledger) {
   for (uint32_t column = 0; column < ledger->columns; column++) {
     uint64_t word = atomic_load_explicit(&ledger->file->context_cost[column], memory_order_relaxed);
-    if ((word & LEARNED) && word >> NAMESPACE_SHIFT == ledger_hold_namespace(&ledger->hold)) return 1;
+    if ((word & LEARNED) && word >> LEARNED_NAMESPACE_SHIFT == ledger_hold_namespace(&ledger->hold)) return 1;
   }
   return 0;
 }
 
 void ledger_learn_context(struct ledger *ledger, uint32_t column, uint64_t bytes) {
   uint64_t here = ledger_hold_namespace(&ledger->hold);
-  if (column >= ledger->columns || here == 0 || bytes % GRAIN != 0 || bytes / GRAIN > GRAINS_MASK) return;
-  atomic_store_explicit(&ledger->file->context_cost[column], here << NAMESPACE_SHIFT | LEARNED | bytes / GRAIN,
-                        memory_order_relaxed);
+  if (column >= ledger->columns || here == 0 || bytes % LEARNED_GRAIN != 0) return;
+  if (bytes / LEARNED_GRAIN > LEARNED_GRAINS_MASK) return;
+  uint64_t word = here << LEARNED_NAMESPACE_SHIFT | LEARNED | bytes / LEARNED_GRAIN;
+  atomic_store_explicit(&ledger->file->context_cost[column], word, memory_order_relaxed);
 }

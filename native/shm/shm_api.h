@@ -78,6 +78,7 @@ struct vc_ledger_info {
   uint64_t peak[16]; /* largest sum over all slots that a charge has produced */
   uint64_t driver_refused[16];       /* allocations that the driver had no memory for though the ledger had room */
   uint64_t driver_refused_bytes[16]; /* what the last of them asked for; 0: nobody knew */
+  uint64_t context_bytes[16];        /* what a context takes, as one of its processes measured; 0: none has */
 };
 
 /* A container's compute share on one GPU, by its processes' own account, which nothing verifies. */

@@ -131,9 +131,64 @@ def test_the_limit_holds(run: Run, base: Path) -> None:
     result = run(
         "run", "--memory", "8GiB", "--gpu", "0", "--", *client, str(4 * GIB), str(5 * GIB), str(9 * GIB)
     )
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result.returncode == 0
+    assert re.fullmatch(
+        r"vcuda: this program's 8 GiB are used up \(4.1 GiB in use, 9 GiB asked\); .*\n", result.stderr
+    )
     assert result.stdout.split() == [str(8 * GIB), "0", str(OUT_OF_MEMORY), str(OUT_OF_MEMORY)]
-    assert list(base.iterdir()) == []
+    assert [path.name for path in base.iterdir()] == ["contexts.json"]
+
+
+def test_more_than_a_gpu_has_is_promised_and_said(
+    run: Run, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    client = ["--memory", "16GiB", "--gpu", "0", "--", sys.executable, "-c", CLIENT]
+    first = start("run", *client)
+    line(first)
+    text = run("run", *client).stderr
+    assert text.startswith(
+        "vcuda run: warning: GPU 0 has 24.0 GiB, and 32.0 GiB of it are promised now (16.0 GiB to "
+    )
+    assert text.endswith("; --overcommit silences this\n") and text.count("\n") == 1
+    assert run("run", "--overcommit", *client).stderr == ""
+    assert run("run", "--memory", "16GiB", "--gpu", "1", "--", "true").stderr == ""
+    assert run("run", "--memory", "8GiB", "--gpu", "0", "--", "true").stderr == ""
+    split = ("--memory", "16GiB", "--physical", "8GiB", "--gpu", "0", "--", "true")
+    assert run("run", *split).stderr == ""
+    joined = ("--dir", tmp_path / "named", "--memory", "16GiB", "--gpu", "0")
+    assert "32.0 GiB of it are promised" in run("run", *joined, "--", "true").stderr
+    (gpu,) = json.loads(run("ps", "--json").stdout)["gpus"]
+    assert (gpu["memory_bytes"], gpu["promised_bytes"], gpu["used_bytes"]) == (24 * GIB, 16 * GIB, 100 << 20)
+    first.communicate("")
+    assert run("run", *client).stderr == ""
+    assert json.loads(run("ps", "--json").stdout)["gpus"] == []
+
+
+def test_a_quota_without_room_for_a_context(run: Run, base: Path) -> None:
+    small = ("run", "--memory", "99MiB", "--gpu", "0", "--", "true")
+    first = run(*small)
+    assert first.returncode == 0 and first.stderr.startswith(
+        "vcuda run: warning: --memory 99MiB is hardly enough for a context"
+    )
+    assert run("run", "--memory", "512MiB", "--gpu", "0", "--", "true").stderr == ""
+    assert run("run", "--memory", "1GiB", "--gpu", "0", "--", sys.executable, "-c", CLIENT).returncode == 0
+    refused = run(*small)
+    assert refused.returncode == 2 and refused.stdout == ""
+    assert refused.stderr == (
+        "vcuda run: error: --memory 99MiB is less than a context takes of GPU 0: one took 100MiB when it was last "
+        "measured here; request that and what the program needs besides\n"
+    )
+    assert run("run", "--memory", "100MiB", "--gpu", "0", "--", "true").stderr == ""
+    kept = json.loads((base / "contexts.json").read_text())
+    (base / "contexts.json").write_text(json.dumps({**kept, "driver": "1.0"}))
+    assert run(*small).returncode == 0  # another driver's number says nothing
+
+
+def test_ps_tells_who_was_refused(run: Run, start: Callable[..., subprocess.Popen[str]]) -> None:
+    process = start("run", "--memory", "8GiB", "--", sys.executable, "-c", CLIENT, str(9 * GIB), str(8 * GIB))
+    line(process)
+    *_, last = run("ps").stdout.splitlines()
+    assert last.endswith(": its quota of 8.0 GiB had no room for 2 allocations")
 
 
 def test_more_than_the_gpu_gives(run: Run) -> None:
@@ -445,10 +500,14 @@ def test_ps_shows_what_was_declared_and_what_was_measured(
     )
     assert (gpu["used_bytes"], gpu["measured_bytes"]) == (declared + undeclared, declared + undeclared)
     assert gpu["drift_bytes"] == entry["gpus"][0]["drift_bytes"] == undeclared
-    heading, row, detail = (re.split(r"\s{2,}", text.strip()) for text in run("ps").stdout.splitlines())
+    heading, row, detail, _, promised, sums = (
+        re.split(r"\s{2,}", text.strip()) for text in run("ps").stdout.splitlines()
+    )
     assert heading[-6:] == ["LIMIT", "USED", "DECLARED", "MEASURED", "DRIFT", "PEAK"]
     assert row[-6:] == ["8.0 GiB", "1.2 GiB", "1.1 GiB", "1.2 GiB", "64.0 MiB", "1.1 GiB"]
     assert detail[-5:] == row[-5:]
+    assert promised == ["GPU", "MEMORY", "PROMISED", "USED"]
+    assert sums == [gpu["uuid"][:12], "24.0 GiB", "8.0 GiB", "1.2 GiB"]
 
 
 def test_ps_inside_a_quota_does_not_take_the_librarys_word_for_nvmls(
@@ -533,7 +592,7 @@ def as_nobody(place: Path, environment: dict[str, str], *options: str) -> subpro
     ]
     return subprocess.run(
         [*VCUDA, "run", "--memory", "1GiB", *options, "--", *become],
-        env=environment,
+        env={**environment, "VCUDA_REFUSALS": "off"},
         input=f"init\nretain z 0\ncurrent z\nalloc a {900 << 20}\nalloc b {200 << 20}\n",
         capture_output=True,
         text=True,

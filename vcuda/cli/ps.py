@@ -19,13 +19,22 @@ user's own quota directories; with ``--dir`` only the named ones. ``--json`` pri
                   "measured_bytes": 0,   of these processes, from NVML; null where NVML gives none
                   "drift_bytes": 0,      measured - declared; without NVML both undeclared numbers
                   "managed_bytes": 0,    the part of used_bytes that may lie in host memory
-                  "peak_bytes": 0}],     largest sum of the processes so far
+                  "peak_bytes": 0,       largest sum of the processes so far
+                  "driver_refused": 0,   allocations that the driver had no memory for although the quota had room
+                  "driver_refused_bytes": 0}],  what the last of them asked for; 0: not known
         "processes": [{"pid": 1,               0: not known now
-                       "pid_inside": 1, "name": "python", "refused": 0,
+                       "pid_inside": 1, "name": "python",
+                       "refused": 0,          allocations that the quota had no room for
                        "gpus": [{"uuid": "GPU-…", "used_bytes": 0, "declared_bytes": 0, "undeclared_bytes": 0,
                                  "managed_bytes": 0, "measured_bytes": 0, "drift_bytes": 0,
                                  "peak_bytes": 0}]}]}],
+     "gpus": [{"uuid": "GPU-…",          all quotas in use together
+               "memory_bytes": 0,        what the GPU has; null where NVML does not tell
+               "promised_bytes": 0,      what may lie in its own memory
+               "used_bytes": 0}],
      "errors": [{"directory": "…", "error": "…"}]}
+
+Below the table stands what the quotas in use promise of each GPU, and who was refused memory, by whom.
 
 Under a quota this command does not use NVML: the library would answer with declared memory. The table leaves out
 columns that a narrow terminal has no room for.
@@ -36,17 +45,18 @@ The exit code is 1 when a quota could not be read. The others are shown all the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from gigaslice.runtime.table import Column, as_table
-from vcuda import contract, errors, quotas, settings, sizes
+from vcuda import contract, errors, promises, quotas, settings, sizes
 from vcuda.ledger import ProcessUsage
 from vcuda.limits import GpuLimit
 
@@ -73,6 +83,19 @@ class _Snapshot:
     quotas: tuple[quotas.Quota, ...]
     errors: tuple[tuple[Path, str], ...]
     measured: Mapping[str, Mapping[int, int]]
+    memory: Mapping[str, int] = field(default_factory=dict)  # of whole GPUs, as far as NVML tells
+
+    def promises(self) -> list[promises.GpuPromises]:
+        """What the quotas in use promise of each GPU, and use of it."""
+        return promises.summed(
+            (
+                quota.name,
+                quota.limits.gpus,
+                {gpu.uuid: _of_quota(self, quota, gpu).used for gpu in quota.limits.gpus},
+            )
+            for quota in self.quotas
+            if quotas.is_in_use(quota)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +185,7 @@ def _seconds(text: str | None) -> float | None:
 def _directories(named: list[Path], config: settings.UserSettings) -> list[Path]:
     if named:
         return [quota for directory in named for quota in _below(directory)]
-    below = [*quotas.find_quotas(Path(contract.HOST_ALLOCATIONS)), *quotas.find_quotas(config.base_directory)]
+    below = quotas.all_quotas(config.base_directory)
     own = config.own_directory
     return [own, *below] if own is not None and own not in below else below
 
@@ -186,7 +209,21 @@ def _scan(directories: list[Path], config: settings.UserSettings) -> _Snapshot:
         except errors.VcudaError as error:
             if directory.exists():  # else it was removed between listing and reading
                 failed.append((directory, str(error)))
-    return _Snapshot(time.time(), tuple(quotas_read), tuple(failed), _measured(quotas_read, config))
+    return _Snapshot(
+        time.time(),
+        tuple(quotas_read),
+        tuple(failed),
+        _measured(quotas_read, config),
+        _gpu_memory() if quotas_read and config.own_directory is None else {},
+    )
+
+
+def _gpu_memory() -> dict[str, int]:
+    from vcuda import devices
+
+    with contextlib.suppress(errors.NoDriverError):
+        return {device.uuid: device.memory_bytes for device in devices.list_devices()}
+    return {}
 
 
 def _measured(
@@ -255,6 +292,15 @@ def _print_json(snapshot: _Snapshot) -> None:
         "version": 1,
         "time": snapshot.time,
         "quotas": [_quota_object(snapshot, quota) for quota in snapshot.quotas],
+        "gpus": [
+            {
+                "uuid": gpu.uuid,
+                "memory_bytes": snapshot.memory.get(gpu.uuid),
+                "promised_bytes": gpu.promised_bytes,
+                "used_bytes": gpu.used_bytes,
+            }
+            for gpu in snapshot.promises()
+        ],
         "errors": [{"directory": str(directory), "error": text} for directory, text in snapshot.errors],
     }
     print(json.dumps(answer))
@@ -274,6 +320,8 @@ def _quota_object(snapshot: _Snapshot, quota: quotas.Quota) -> dict[str, object]
                 "cores_percent": gpu.cores_percent,
                 "agent_undeclared_bytes": gpu.undeclared_bytes,
                 **_of_quota(snapshot, quota, gpu).as_json(),
+                "driver_refused": quota.usage.driver_refused.get(gpu.uuid, 0),
+                "driver_refused_bytes": quota.usage.driver_refused_bytes.get(gpu.uuid, 0),
             }
             for gpu in quota.limits.gpus
         ],
@@ -320,6 +368,49 @@ def _table(snapshot: _Snapshot, columns: int) -> str:
     return as_table(table, rows)
 
 
+def _promise_table(snapshot: _Snapshot) -> str:
+    """What is promised beside what is used, a row for each GPU and one for all. "": no quota is in use."""
+    gpus = snapshot.promises()
+    rows = [
+        [gpu.uuid[:_UUID], snapshot.memory.get(gpu.uuid), gpu.promised_bytes, gpu.used_bytes] for gpu in gpus
+    ]
+    if len(gpus) > 1:
+        memory = [snapshot.memory.get(gpu.uuid) for gpu in gpus]
+        known = None if None in memory else sum(size for size in memory if size is not None)
+        total = (sum(gpu.promised_bytes for gpu in gpus), sum(gpu.used_bytes for gpu in gpus))
+        rows.append(["all", known, *total])
+    columns = [
+        Column("GPU", least=_UUID),
+        *(Column(heading, right=True, least=_SIZE) for heading in ("MEMORY", "PROMISED", "USED")),
+    ]
+    cells = [
+        [str(name), *("-" if size is None else sizes.about_size(int(size)) for size in rest)]
+        for name, *rest in rows
+    ]
+    return as_table(columns, cells) if rows else ""
+
+
+def _refusals(snapshot: _Snapshot) -> list[str]:
+    """Who was refused memory: by the own quota, or by a card that is full of others'."""
+    lines = []
+    for quota in snapshot.quotas:
+        refused = sum(process.refused for process in quota.usage.processes if process.alive)
+        if refused:
+            limits = {sizes.about_size(gpu.memory_bytes) for gpu in quota.limits.gpus}
+            size = f"quota of {limits.pop()}" if len(limits) == 1 else "quotas"
+            lines.append(f"{quota.name}: its {size} had no room for {_allocations(refused)}")
+        for uuid, count in quota.usage.driver_refused.items():
+            if count:
+                lines.append(
+                    f"{quota.name}: {uuid[:_UUID]} was full at {_allocations(count)} although the quota had room"
+                )
+    return lines
+
+
+def _allocations(count: int) -> str:
+    return "1 allocation" if count == 1 else f"{count} allocations"
+
+
 def _headings(columns: int, shared: bool) -> tuple[str, ...]:
     """The size columns for which COLUMNS characters have room. SHARED: a quota includes host memory."""
     everything, few = (_with_managed(headings) if shared else headings for headings in (_ALL, _FEW))
@@ -348,10 +439,15 @@ def _cells(memory: _Memory) -> dict[str, str]:
     }
 
 
+def _parts(snapshot: _Snapshot, columns: int) -> list[str]:
+    parts = [_table(snapshot, columns), _promise_table(snapshot), "\n".join(_refusals(snapshot))]
+    return [part for part in parts if part]
+
+
 def _print_table(snapshot: _Snapshot) -> None:
     columns = shutil.get_terminal_size((_WIDE, 0)).columns if sys.stdout.isatty() else _WIDE
     if snapshot.quotas:
-        print(_table(snapshot, columns))
+        print("\n\n".join(_parts(snapshot, columns)))
     elif not snapshot.errors:
         print("no container or command has a quota here")
 
@@ -373,7 +469,7 @@ def _watch(parsed: argparse.Namespace, config: settings.UserSettings, seconds: f
     with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
         while True:
             snapshot = _scan(_directories(parsed.dir, config), config)
-            head, *rows = _table(snapshot, live.console.width).splitlines()
+            head, *rows = "\n\n".join(_parts(snapshot, live.console.width)).splitlines()
             below = [errors.printable(text) for _, text in snapshot.errors]
             live.update(
                 Text.assemble((head, "bold"), "\n", "\n".join([*rows, *below]), no_wrap=True), refresh=True

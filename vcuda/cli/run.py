@@ -12,11 +12,28 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vcuda import contract, errors, install, preload, program, quota_request, quotas, settings, sizes
+from vcuda import (
+    contexts,
+    contract,
+    errors,
+    install,
+    preload,
+    program,
+    promises,
+    quota_request,
+    quotas,
+    settings,
+    sizes,
+)
+from vcuda.ledger import read_ledger
 from vcuda.limits import GpuLimit
+
+if TYPE_CHECKING:
+    from vcuda.devices import GpuDevice  # loads NVML
 
 __all__ = ["DESCRIPTION", "HELP", "add_arguments", "add_quota_arguments", "check_quota", "quota_words", "run"]
 
@@ -32,6 +49,7 @@ _FORWARDED = (
     signal.SIGUSR2,
 )
 _SI_KERNEL = 0x80  # si_code of a signal that the terminal raised (asm-generic/siginfo.h)
+_HARDLY_ENOUGH = 512 << 20  # for a context that nobody has measured
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # what shells answer
 
 
@@ -40,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "The exit code is the command's own, 128 + n when signal n ended it."
     parser.usage = (
         "vcuda run --memory SIZE [--physical SIZE] [--host SIZE] [--cores PERCENT [--elastic]] [--gpu GPU]... "
-        "[--dir DIR] [--exec] -- COMMAND ..."
+        "[--dir DIR] [--exec] [--overcommit] -- COMMAND ..."
     )
     add_quota_arguments(parser)
     parser.add_argument(
@@ -53,6 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--exec",
         action="store_true",
         help="become the command, with the same PID, instead of watching it; a later command removes the quota",
+    )
+    parser.add_argument(
+        "--overcommit",
+        action="store_true",
+        help="say nothing where all quotas together promise more than a GPU has",
     )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments"
@@ -102,7 +125,9 @@ def quota_words(parsed: argparse.Namespace) -> list[str]:
 def check_quota(parsed: argparse.Namespace) -> None:
     """Raises what ``vcuda run`` would with these options on this machine now."""
     memory = quota_request.parse_memory(parsed.memory, parsed.physical, parsed.host)
-    _gpu_limits(parsed.gpu, memory, quota_request.parse_compute(parsed.cores, elastic=parsed.elastic))
+    quota_request.parse_compute(parsed.cores, elastic=parsed.elastic)
+    driver, chosen, _ = _chosen_devices(parsed.gpu)
+    _check_size(memory, chosen, contexts.measured(settings.read_settings().base_directory, driver))
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -122,7 +147,9 @@ def run(parsed: argparse.Namespace) -> int:
         )
     library = _preloadable(install.library_path())
     compute = quota_request.parse_compute(parsed.cores, elastic=parsed.elastic)
-    gpus, visible = _gpu_limits(parsed.gpu, memory, compute)
+    driver, chosen, visible = _chosen_devices(parsed.gpu)
+    _check_size(memory, chosen, contexts.measured(config.base_directory, driver))
+    gpus = _gpu_limits(chosen, memory, compute)
     executable = program.find_program(words[0], config.environment.get("PATH", os.defpath))
     if executable is None:
         print(
@@ -141,6 +168,8 @@ def run(parsed: argparse.Namespace) -> int:
     if reason:
         print(f"vcuda run: warning: the limit will not hold for {executable}: {reason}", file=sys.stderr)
     directory = _quota_directory(parsed.dir, config.base_directory, gpus, words)
+    if not parsed.overcommit:
+        _warn_of_promises(chosen, memory, quotas.quotas_in_use(config.base_directory, directory))
     environment = settings.child_environment(
         config,
         library=_preload_entry(library, config.base_directory, None if parsed.dir else directory),
@@ -152,6 +181,7 @@ def run(parsed: argparse.Namespace) -> int:
             return _become(executable, words, environment, None if parsed.dir else directory)
         return _supervise(executable, words, environment, None if parsed.dir else directory)
     finally:  # also where the command could not be executed
+        _keep_context_cost(config.base_directory, driver, directory)
         if parsed.dir is None:
             quotas.remove_if_unused(directory, launcher_done=True)
 
@@ -187,26 +217,51 @@ def _preload_entry(library: Path, base: Path, own: Path | None) -> Path:
     return preload.entry_for(library, home)
 
 
-def _gpu_limits(
-    names: list[str], memory: quota_request.MemoryRequest, compute: quota_request.ComputeRequest
-) -> tuple[list[GpuLimit], str | None]:
-    """A limit for each GPU, and the value of CUDA_VISIBLE_DEVICES when GPUs were named."""
+def _chosen_devices(names: list[str]) -> tuple[str, tuple[GpuDevice, ...], str | None]:
+    """The driver's version, the devices to limit, and the value of CUDA_VISIBLE_DEVICES when GPUs were named."""
     from vcuda import devices
 
-    present = devices.list_devices()
+    driver, present = devices.list_with_driver()
     chosen = devices.select_devices(names, present) if names else present
     if not chosen:
         raise errors.NoDriverError("there is no GPU to limit", "NVML lists none")
+    return driver, chosen, ",".join(device.uuid for device in chosen) if names else None
+
+
+def _check_size(
+    memory: quota_request.MemoryRequest, chosen: Sequence[GpuDevice], contexts_measured: Mapping[str, int]
+) -> None:
+    """A quota must fit on each GPU, and a context into it. Raises UsageError."""
     option = "--physical" if memory.host_bytes else "--memory"
+    size = sizes.format_size(memory.on_gpu)
     for device in chosen:
         if memory.on_gpu > device.memory_bytes:
             raise errors.UsageError(
-                f"{option} {sizes.format_size(memory.on_gpu)} is more than GPU {device.index} has",
+                f"{option} {size} is more than GPU {device.index} has",
                 f"{device.name} has {sizes.about_size(device.memory_bytes)}",
                 "request less, or name the GPUs with --gpu",
             )
+        cost = contexts_measured.get(device.uuid, 0)
+        if memory.on_gpu < cost:
+            raise errors.UsageError(
+                f"{option} {size} is less than a context takes of GPU {device.index}",
+                f"one took {sizes.format_size(cost)} when it was last measured here",
+                "request that and what the program needs besides",
+            )
+    unmeasured = [device.index for device in chosen if device.uuid not in contexts_measured]
+    if unmeasured and memory.on_gpu < _HARDLY_ENOUGH:
+        print(
+            f"vcuda run: warning: {option} {size} is hardly enough for a context, which takes some hundred MiB of a "
+            "GPU: the program may not get one",
+            file=sys.stderr,
+        )
     quota_request.check_host_memory(memory, len(chosen))
-    limits = [
+
+
+def _gpu_limits(
+    chosen: Sequence[GpuDevice], memory: quota_request.MemoryRequest, compute: quota_request.ComputeRequest
+) -> list[GpuLimit]:
+    return [
         GpuLimit(
             device.uuid,
             memory.memory_bytes,
@@ -216,7 +271,29 @@ def _gpu_limits(
         )
         for device in chosen
     ]
-    return limits, ",".join(device.uuid for device in chosen) if names else None
+
+
+def _warn_of_promises(
+    chosen: Sequence[GpuDevice], memory: quota_request.MemoryRequest, others: Sequence[quotas.Quota]
+) -> None:
+    """Tells where this quota and those in use are more than a GPU has. The own one is there already, so of two commands
+    that start at once one sees the other.
+    """
+    promised = {
+        of_gpu.uuid: of_gpu
+        for of_gpu in promises.summed((quota.name, quota.limits.gpus, {}) for quota in others)
+    }
+    for device in chosen:
+        text = promises.overcommitted(
+            f"GPU {device.index}", device.memory_bytes, memory.on_gpu, promised.get(device.uuid)
+        )
+        if text:
+            print(f"vcuda run: warning: {text}; --overcommit silences this", file=sys.stderr)
+
+
+def _keep_context_cost(base: Path, driver: str, directory: Path) -> None:
+    with contextlib.suppress(errors.VcudaError):
+        contexts.keep(base, driver, read_ledger(directory / contract.LEDGER_FILE).context_bytes)
 
 
 def _quota_directory(named: Path | None, base: Path, gpus: Sequence[GpuLimit], words: Sequence[str]) -> Path:

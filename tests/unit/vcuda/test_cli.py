@@ -195,6 +195,8 @@ def test_ps_as_json(
                 "measured_bytes": None,
                 "drift_bytes": 5 << 20,
                 "peak_bytes": 0,
+                "driver_refused": 0,
+                "driver_refused_bytes": 0,
             },
             {
                 "uuid": GPU_B,
@@ -209,6 +211,8 @@ def test_ps_as_json(
                 "measured_bytes": None,
                 "drift_bytes": 0,
                 "peak_bytes": 0,
+                "driver_refused": 0,
+                "driver_refused_bytes": 0,
             },
         ],
         "processes": [],
