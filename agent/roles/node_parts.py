@@ -38,6 +38,7 @@ from agent.limits.driver_refusals import DriverRefusals
 from agent.limits.manager import LimitsManager
 from agent.limits.no_driver_limits import NoDriverLimits
 from agent.limits.pod_users import PodUsers
+from agent.limits.quota_refusals import QuotaRefusals
 from agent.limits.time_slice_manager import TimeSliceManager
 from agent.link import Link
 from agent.persistence.housekeeper import Housekeeper
@@ -220,6 +221,12 @@ def build(
             lambda: {key: measured.reading for key, measured in memory_monitor.last.items()},
             driver_limits.states_of,
             room=lambda gpu: driver_limits.room(gpu) - auditor.survey.foreign.get(gpu, 0),
+            pods=ConsumerPods(cluster),
+            interval=config.measure_interval,
+        ).run,
+        "quota_refusals": QuotaRefusals(
+            lambda: store.table,
+            lambda: {key: measured.reading for key, measured in memory_monitor.last.items()},
             pods=ConsumerPods(cluster),
             interval=config.measure_interval,
         ).run,

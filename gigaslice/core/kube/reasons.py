@@ -50,6 +50,8 @@ REASONS = (
     EventReason("ProcessWithoutLibrary", "Warning", "processes without the library hold memory of a GPU"),
     EventReason("GPUMemoryOveruse", "Warning", "the container exceeds its quota because of such processes or plug-ins"),
     EventReason("GPULimitExceeded", "Warning", "the container exceeds its current limit, and gets no more memory"),
+    EventReason("GPUQuotaUsedUp", "Warning",
+           "programs of the container were refused memory because its own quota is used up"),
     EventReason("DriverLimitNotSet", "Warning",
            "the driver does not bound the pod's memory although this node's driver could; the library alone does"),
     EventReason("DriverLimitReplaced", "Warning",
