@@ -221,10 +221,8 @@ def quotas_in_use(base: Path, but: Path) -> list[Quota]:
 
 
 def is_in_use(quota: Quota) -> bool:
-    """Whether the quota is promised to somebody: a container, a launcher that lives, or a process with a slot."""
-    if quota.kind == "container" or any(process.alive for process in quota.usage.processes):
-        return True
-    return _launcher_lives(quota.directory)
+    """Whether the quota is promised to somebody: a container, or who keeps its directory from being swept."""
+    return quota.kind == "container" or bool(lib.quota_in_use(path_bytes(quota.directory), 0))
 
 
 def read_quota(directory: Path) -> Quota:
