@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from gigaslice.core.cluster.ending_pods import ending_pods
 from gigaslice.core.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.core.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
 from gigaslice.core.cluster.state import ClusterState, NodeFacts
@@ -13,6 +14,7 @@ from gigaslice.core.model import Occupant, Pod, PodContainer, Share
 from gigaslice.core.views.collect import picture
 from gigaslice.core.views.explain import PodSituation, explain
 from gigaslice.core.views.page import PageQuery, render
+from tests.fakes.clusters import bound, facts, inventory_gpu
 from tests.fakes.gpus import make_gpu, pairs_topology
 
 NODES, GPUS, SLICES, GIB = 5000, 8, 80, 1 << 30
@@ -65,6 +67,27 @@ def test_explain_again(benchmark, state: ClusterState) -> None:
     """The next pod of its kind."""
     pod = Pod("team", "waits", "waits", {}, (PodContainer("main", requests={MEMORY_RESOURCE: 60}),))
     assert benchmark(explain, state, pod).situation is PodSituation.WAITING
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("pods", [2, 6, 12])
+def test_ending_pods(benchmark, pods: int, shape: str) -> None:
+    """Which pods would have to end, on forty full nodes with so many pods on every GPU."""
+    rng, state = random.Random(1), ClusterState()
+    for number in range(40):
+        name = f"node-{number:02}"
+        state.put_node(facts(name, [inventory_gpu(name, gpu, SLICES) for gpu in range(GPUS)]))
+        for gpu in range(GPUS):
+            left = SLICES - rng.randint(0, 3)
+            for one in range(pods):
+                slices = min(left - (pods - 1 - one), rng.randint(1, 2 * SLICES // pods))
+                slices = left if one == pods - 1 else slices
+                left -= slices
+                state.put_pod(bound(f"{name}-{gpu}-{one}", name, (gpu, slices, 5)))
+    annotations, requests = SHAPES[shape]
+    containers = tuple(PodContainer(f"c{at}", requests=asked) for at, asked in enumerate(requests))
+    demand = state.demand_of(Pod("team", "waits", "waits", annotations, containers))
+    assert len(benchmark.pedantic(ending_pods, (state, demand, state.nodes), rounds=5)) == 3
 
 
 def test_picture(benchmark, state: ClusterState) -> None:

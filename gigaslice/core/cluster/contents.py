@@ -104,6 +104,10 @@ class ClusterContents(ABC):
             for uid in holding.uids
         )
 
+    def record(self, node: str) -> NodeRecord | None:
+        """Returns all that is known of a node, to be read; None for one of which nothing is."""
+        return self._nodes.get(node)
+
     def hardware(self, node: str) -> Hardware | None:
         """Returns what kind of node it is; None where its GPUs are not known."""
         record = self._nodes.get(node)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from gigaslice.core.cluster.class_masks import ClassMasks
 from gigaslice.core.cluster.demand import PodDemand
 from gigaslice.core.cluster.evaluator import PodEvaluator
-from gigaslice.core.cluster.hardware import Hardware, NodeKind
+from gigaslice.core.cluster.hardware import Hardware, NodeKind, NodeRoom
 from gigaslice.core.cluster.node_record import NodeRecord
 from gigaslice.core.cluster.problem import Masks, NodeProblem, build_problem
 from gigaslice.core.cluster.rank import RankKey
@@ -83,6 +83,11 @@ class DemandCache:
         if record.unread and record.closed(without):
             return RefusalReason.UNREADABLE_POD.refusal
         room = record.room_without(without) if without else record.current_room()
+        return self._evaluator(record).refusal(room, record.unhealthy)
+
+    def refusal_in(self, room: NodeRoom, node: str) -> Refusal | None:
+        """Returns why the pod would not fit if so much were left on a node whose GPUs are known."""
+        record = self._nodes[node]
         return self._evaluator(record).refusal(room, record.unhealthy)
 
     def key(self, node: str) -> RankKey:

@@ -107,9 +107,9 @@ _HELP = {
     RefusalReason.TOO_SMALL: "less memory per GPU, or gigaslice.io/gpus to spread it",
     RefusalReason.TOO_FEW: "fewer GPUs",
     RefusalReason.TOGETHER_NEVER: "smaller containers, or separate pods",
-    RefusalReason.UNHEALTHY: "gigaslice uncordon, or GPUs that recover",
+    RefusalReason.UNHEALTHY: "GPUs that recover, or gigaslice uncordon",
     RefusalReason.NO_ROOM: "pods that end on one of these GPUs",
-    RefusalReason.NO_GPU: "pods that leave GPUs altogether",
+    RefusalReason.NO_GPU: "pods that end, until so many whole GPUs are free",
     RefusalReason.NO_COMPUTE: "a smaller gigaslice.io/cores, or pods with a compute share that end",
     RefusalReason.TOGETHER: "pods that end here, or the containers in separate pods",
 }

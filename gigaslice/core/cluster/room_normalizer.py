@@ -49,14 +49,14 @@ class RoomNormalizer:
         for gpus in self._kinds:
             # idle GPUs first: such a one serves whatever another one does
             usable = sorted(
-                ((not gpu.foreign, self._usable(gpu)) for gpu in map(room.__getitem__, gpus)), reverse=True
+                ((not gpu.foreign, self.usable(gpu)) for gpu in map(room.__getitem__, gpus)), reverse=True
             )
             for number, (_, gpu) in zip(gpus, usable[: self._most], strict=False):
                 stand_in[number] = gpu
         return tuple(stand_in)
 
-    def _usable(self, gpu: GpuRoom) -> GpuRoom:
-        """Returns what this pod could use of a GPU at most."""
+    def usable(self, gpu: GpuRoom) -> GpuRoom:
+        """Returns what this pod could use of a GPU at most: equal ones serve it alike."""
         if not gpu.foreign:
             return gpu
         free = _largest(self._slices, gpu.free)

@@ -137,6 +137,15 @@ class ClusterState(ClusterContents):
         assigned = choose_gpus(self._problem(demand, record), room, self.policy)
         return None if assigned is None else _named(record, demand, assigned)
 
+    def refusal_in(self, room: NodeRoom, demand: PodDemand, node: str) -> Refusal | None:
+        """Returns why a pod would not fit if so much were left on a node whose GPUs are known; None where it would."""
+        return self._cache(demand).refusal_in(room, node)
+
+    def problem_on(self, demand: PodDemand, node: str) -> NodeProblem | None:
+        """Returns a pod's demand on a node; None where its GPUs are not known."""
+        record = self._nodes.get(node)
+        return None if record is None or record.problem is not None else self._problem(demand, record)
+
     def without(self, uids: Iterable[str]) -> ClusterView:
         """Returns the cluster as if some pods were gone."""
         return ClusterView(self, frozenset(uids))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gigaslice.core.cluster.demand import ContainerDemand, PodDemand
+from gigaslice.core.cluster.ending_pods import EndingPods, ending_pods
 from gigaslice.core.cluster.refusal import NodeReport, RefusalReason
 from gigaslice.core.cluster.state import ClusterState
-from gigaslice.core.cluster.summary import GpuHolder
 from gigaslice.core.text import plural
 from gigaslice.core.units import format_bytes
 from gigaslice.core.views.node_lines import matches
@@ -16,7 +16,6 @@ from gigaslice.core.views.wording import largest_part
 
 __all__ = ["suggestions_for"]
 
-_TRIES = 24  # pods whose end is tried, over all nodes
 _SAID = 3  # of one kind
 
 
@@ -71,37 +70,26 @@ def _fits(state: ClusterState, container: ContainerDemand, slices: int, node: st
 
 
 def _pods(state: ClusterState, demand: PodDemand, reports: Sequence[NodeReport]) -> list[str]:
-    """Single pods whose end would make room, those that hold the least first."""
-    candidates = sorted(
-        (
-            (holder.slices, report.node, holder.holding.id, gpu, holder.holding)
-            for report in reports
-            if report.refusal is not None
-            and not report.refusal.permanent
-            and report.schedulable
-            and report.ready
-            for gpu, holder in _holders(state, report)
-        ),
-        key=lambda candidate: candidate[:4],
-    )
-    suggestions, tried = list[str](), set[str]()
-    for slices, node, name, gpu, holding in candidates:
-        if name in tried:
-            continue
-        if len(tried) == _TRIES or len(suggestions) == _SAID:
-            break
-        tried.add(name)
-        if state.refusal(demand, node, without=holding.uids) is None:
-            size = format_bytes(slices * state.units.slice_bytes)
-            suggestions.append(f"pod {holding.title} ending: it has {size} of GPU{gpu} of {node}")
-    return suggestions
+    """Pods whose end would make room, one set for each node, the fewest pods first."""
+    nodes = [
+        report.node
+        for report in reports
+        if report.refusal is not None and not report.refusal.permanent and report.schedulable and report.ready
+    ]
+    return [_ending(state, ending) for ending in ending_pods(state, demand, nodes, most=_SAID)]
 
 
-def _holders(state: ClusterState, report: NodeReport) -> Iterator[tuple[int, GpuHolder]]:
-    serving = {gpu.index for gpu in report.gpus if matches(gpu)}
-    for gpu_holders in state.holders(report.node):
-        if gpu_holders.gpu.gpu.index in serving:
-            yield from ((gpu_holders.gpu.gpu.index, holder) for holder in gpu_holders.holders)
+def _ending(state: ClusterState, ending: EndingPods) -> str:
+    held = [
+        " and ".join(
+            f"{format_bytes(slices * state.units.slice_bytes)} of GPU{gpu}" for gpu, slices in pod.shares
+        )
+        for pod in ending.pods
+    ]
+    if len(ending.pods) == 1:
+        return f"pod {ending.pods[0].name} ending: it has {held[0]} of {ending.node}"
+    named = ", ".join(f"{pod.name} ({what})" for pod, what in zip(ending.pods, held, strict=True))
+    return f"these {len(ending.pods)} pods of {ending.node} ending: {named}"
 
 
 def _healing(reports: Sequence[NodeReport]) -> list[str]:

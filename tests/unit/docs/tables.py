@@ -29,10 +29,17 @@ from gigaslice.roles.scheduler.settings import SchedulerSettings
 from gigaslice.runtime.settings import Setting
 from gigaslice.runtime.settings import table as settings_of
 from gigaslice_cli import frame
+from tests.unit.docs.sentences import sentences_of
 from vcuda import cli as vcuda_cli
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-PAGES = (DOCS / "reference.md", DOCS / "operations.md", DOCS / "datasets.md", DOCS / "rights.md")
+PAGES = (
+    DOCS / "reference.md",
+    DOCS / "operations.md",
+    DOCS / "datasets.md",
+    DOCS / "rights.md",
+    DOCS / "explain.md",
+)
 _BLOCK = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -230,6 +237,17 @@ def xids() -> str:
     return markdown(("effect", "GPU unhealthy", "Xids"), rows)
 
 
+def sentences(*paths: str, functions: tuple[str, ...] = ()) -> Callable[[], str]:
+    """The sentences of modules as a list; backticks in them would end the code that they are printed as."""
+
+    def as_list() -> str:
+        texts = sentences_of(*paths, functions=functions)
+        return "".join(f"* `{text.replace('`', chr(39))}`\n" for text in texts)
+
+    return as_list
+
+
+VIEWS, CLUSTER = "gigaslice/core/views", "gigaslice/core/cluster"
 TABLES: dict[str, Callable[[], str]] = {
     "annotations": annotations,
     "rights of annotations": rights,
@@ -256,6 +274,16 @@ TABLES: dict[str, Callable[[], str]] = {
     "gigaslice dataset ps": options_of("dataset ps"),
     "gigaslice dataset evict": options_of("dataset evict"),
     "gigaslice dataset wait": options_of("dataset wait"),
+    "sentences of the answer": sentences(f"{VIEWS}/explain.py"),
+    "sentences of requests": sentences(f"{VIEWS}/wording.py"),
+    "sentences of nodes": sentences(f"{VIEWS}/node_lines.py"),
+    "sentences of GPUs": sentences(f"{CLUSTER}/report.py"),
+    "sentences of help": sentences(f"{VIEWS}/suggestions.py", f"{VIEWS}/move_lines.py"),
+    "sentences of mistakes": sentences(f"{CLUSTER}/demand.py", "gigaslice/core/model/options.py"),
+    "sentences of the command": sentences(
+        "gigaslice/cluster_commands/cluster.py",
+        functions=("_nodes", "_pods", "_classes", "_sentence", "read_pod", "no_such_pod"),
+    ),
     "events": events,
     "metrics": metrics,
     "xids": xids,

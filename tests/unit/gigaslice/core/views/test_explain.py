@@ -9,6 +9,7 @@ import pytest
 from gigaslice.core.classes.resource_class import parse_resource_class
 from gigaslice.core.cluster.refusal import RefusalReason
 from gigaslice.core.cluster.state import ClusterState
+from gigaslice.core.model import Occupant, Share
 from gigaslice.core.views.explain import PodSituation, explain
 from tests.fakes.clusters import bound, container, facts, inventory_gpu, pod
 from tests.unit.gigaslice.core.views.pictures import EVIL
@@ -44,8 +45,6 @@ def test_six_and_six() -> None:
     assert found.suggestions == (
         "asking for 6 GiB or less: node-a has that on one GPU",
         "pod team/pod-u3 ending: it has 2 GiB of GPU1 of node-a",
-        "pod team/pod-u2 ending: it has 4 GiB of GPU1 of node-a",
-        "pod team/pod-u1 ending: it has 6 GiB of GPU0 of node-a",
     )
     assert "node-a: 6 + 6 GiB free, 8 wanted on one GPU" in found.text()
 
@@ -76,6 +75,39 @@ def test_what_is_said_to_help_helps() -> None:
         assert explain(other, eight()).situation is PodSituation.ROOM
     assert explain(state, pod("new", container(slices=6))).situation is PodSituation.ROOM
     assert explain(state, pod("new", container(slices=7))).situation is PodSituation.WAITING
+
+
+def test_on_a_full_cluster_sets_of_pods_are_named_one_for_each_node() -> None:
+    state = six_and_six()
+    for name, held in (
+        ("node-b", (8, 8)),
+        ("node-c", (5, 5, 6)),
+        ("node-d", (4, 4, 4, 4)),
+        ("node-e", (16,)),
+    ):
+        state.put_node(facts(name, 1))
+        for number, slices in enumerate(held):
+            state.put_pod(bound(f"{name}-{number}", name, (0, slices)))
+    whole = pod("new", container(gpus=1))
+    assert explain(state, whole).suggestions == (
+        "pod team/pod-u1 ending: it has 6 GiB of GPU0 of node-a",
+        "pod team/pod-node-e-0 ending: it has 16 GiB of GPU0 of node-e",
+        "these 2 pods of node-b ending: team/pod-node-b-0 (8 GiB of GPU0), team/pod-node-b-1 (8 GiB of GPU0)",
+    )
+    for uid in ("node-b-0", "node-b-1"):
+        state.drop_pod(uid)
+    assert explain(state, whole).situation is PodSituation.ROOM
+
+
+def test_pods_of_which_no_name_may_be_read_are_not_named() -> None:
+    """As they are where the pods of other namespaces may not be listed: agents tell their UIDs alone."""
+    state = ClusterState()
+    held = (Occupant("0c6f-uid", (Share("GPU-node-a-0", 16),)),)
+    state.put_node(facts("node-a", 1, held=held))
+    for asked in (eight(), pod("new", container(gpus=1))):
+        found = explain(state, asked)
+        assert "0c6f-uid" not in found.text()
+        assert found.suggestions[0].startswith("pods that end")
 
 
 def test_a_node_of_the_right_type_that_is_cordoned() -> None:
