@@ -23,7 +23,9 @@ from gigaslice.runtime.command_line.command import (
     did_you_mean,
     loads_settings,
     report,
+    speak_as,
 )
+from gigaslice.runtime.command_line.parser import CommandParser
 from gigaslice.runtime.files import remedy
 from gigaslice_cli.commands import COMMANDS
 
@@ -35,16 +37,18 @@ _EXIT_STATUS = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(CommandParser):
     """Raises instead of exiting, so that a mistake is one line and is reported with the others."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError([f"{message}; {self.prog} --help shows what is possible"])
+        speak_as(self.prog)
+        raise ConfigError([f"{message}; see {self.prog} --help"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command ARGV (without the program's name; sys.argv if None) and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    speak_as(" ".join(["gigaslice", *(word for word in arguments[:1] if word in COMMANDS)]))
     try:
         return _dispatch(arguments)
     except MistakesError as error:
@@ -85,17 +89,18 @@ def make_parser(command: str = "") -> argparse.ArgumentParser:
 def _dispatch(arguments: list[str]) -> int:
     parsed, unknown = make_parser(arguments[0] if arguments else "").parse_known_args(arguments)
     parsed.frame = CommandFrame(vcuda.__version__, _EXIT_STATUS, make_parser)
-    parsed.mistakes = tuple(_unknown(argument, parsed.flags) for argument in unknown)
+    speak_as(parsed.parser.prog)
+    parsed.mistakes = tuple(_unknown(argument, parsed) for argument in unknown)
     if parsed.mistakes and not loads_settings(parsed.module):
         raise ConfigError(parsed.mistakes)
     command: Command = parsed.module
     return command.run(parsed)
 
 
-def _unknown(argument: str, flags: Sequence[str]) -> str:
-    name = argument.partition("=")[0]
-    hint = did_you_mean(name, flags) or "gigaslice --help shows what is possible"
-    return f"unknown argument {argument!r}; {hint}"
+def _unknown(argument: str, parsed: argparse.Namespace) -> str:
+    question = did_you_mean(argument.partition("=")[0], parsed.flags)
+    hints = [*filter(None, [question]), f"see {parsed.parser.prog} --help"]
+    return f"unrecognized arguments: {argument}; {'; '.join(hints)}"
 
 
 def _internal(error: Exception) -> int:

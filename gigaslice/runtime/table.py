@@ -1,11 +1,13 @@
 """Tables of plain text for people: one line a row, columns side by side, no borders.
 
 Used by every command that prints a table. Cells are printed as they are: text of others is made harmless before
-(`gigaslice.core.text.plain`). Nothing is wrapped; a cell that is longer than its column may be ends in "…".
+(`gigaslice.core.text.plain`). Nothing is wrapped. On a terminal a cell that is longer than its column may be ends in
+"…"; what goes into a file or to a program is whole.
 """
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +27,21 @@ class Column:
     most: int = 0
 
 
-def as_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
-    """The headings and ROWS as lines, without blanks at their ends."""
+def as_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, whole: bool | None = None) -> str:
+    """The headings and ROWS as lines, without blanks at their ends.
+
+    Args:
+        columns: The columns.
+        rows: A cell for each column.
+        whole: Whether no cell is cut; None: unless standard output is a terminal.
+    """
+    if whole is None:
+        whole = not sys.stdout.isatty()
     lines = [[column.heading for column in columns], *rows]
-    cells = [[_cut(cell, column.most) for cell, column in zip(line, columns, strict=True)] for line in lines]
+    cells = [
+        [_cut(cell, 0 if whole else column.most) for cell, column in zip(line, columns, strict=True)]
+        for line in lines
+    ]
     widths = [
         max(column.least, *map(_width, each))
         for column, each in zip(columns, zip(*cells, strict=True), strict=True)

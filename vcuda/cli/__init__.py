@@ -24,6 +24,7 @@ from gigaslice.runtime.command_line.command import (
     add_commands,
     did_you_mean,
 )
+from gigaslice.runtime.command_line.parser import CommandParser
 from vcuda import errors
 from vcuda.version import VERSION
 
@@ -46,7 +47,7 @@ _EXIT_STATUS = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(CommandParser):
     """Mistakes as one line, without the usage text around them."""
 
     def error(self, message: str) -> NoReturn:

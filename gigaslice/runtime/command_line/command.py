@@ -28,6 +28,7 @@ __all__ = [
     "did_you_mean",
     "loads_settings",
     "report",
+    "speak_as",
 ]
 
 OK, FAILED, MISTAKE, MISSING = 0, 1, 2, 3
@@ -94,8 +95,19 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else ""
 
 
+class _Speaker:
+    """Which command the lines on standard error are of."""
+
+    name = "gigaslice"
+
+
+def speak_as(name: str) -> None:
+    """Has lines on standard error begin with the name of a command, such as "gigaslice top"."""
+    _Speaker.name = name
+
+
 def report(code: int, *lines: str) -> int:
-    """Prints LINES of `gigaslice` on standard error; returns CODE."""
+    """Prints LINES of a command on standard error, as errors unless CODE is OK; returns CODE."""
     for line in lines:
-        print(f"gigaslice: {plain(line)}", file=sys.stderr)
+        print(f"{_Speaker.name}: {'' if code == OK else 'error: '}{plain(line)}", file=sys.stderr)
     return code

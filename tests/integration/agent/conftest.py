@@ -130,9 +130,7 @@ class AgentProcess:
             cwd=self.root, capture_output=True, text=True, timeout=PATIENCE, check=False, env=self.environment(),
         )  # fmt: skip
         assert "Traceback" not in ended.stderr
-        return ended.returncode, [
-            line for line in ended.stderr.splitlines() if line.startswith("gigaslice: ")
-        ]
+        return ended.returncode, [line for line in ended.stderr.splitlines() if line.startswith("gigaslice ")]
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)

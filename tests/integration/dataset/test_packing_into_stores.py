@@ -150,7 +150,9 @@ def test_the_command_takes_its_credentials_from_the_environment(moto, scratch, p
     assert [line.partition(": ")[0] for line in out.splitlines()] == [prefix, prefix]
     lines = err.splitlines()
     assert "--force replaces it" in lines[0] and "has nothing at" in lines[1]
-    assert lines[2].startswith("gigaslice: the environment has only one of access_key and secret_key")
+    assert lines[2].startswith(
+        "gigaslice dataset pack: error: the environment has only one of access_key and secret_key"
+    )
     assert len(lines) == 3
     assert KEY not in out + err and SECRET not in out + err
 

@@ -512,6 +512,7 @@ _OWN = "both ends are processes of one agent, of one version"
 _OPERATOR = "a file or flag of the operator: read once, at the start, with every mistake as a line"
 _READS = "reads bytes; what they are is decoded by another row"
 EXEMPT = {
+    "gigaslice.runtime.command_line.parser:CommandParser.parse_known_args": "argparse's own, which it calls",
     # --- readers of bytes ---
     "agent.claims.slices": "what it reads is decoded by StoredSlice.parse; else one UID of a node",
     "gigaslice.roles.webhook.claim_admission": "asks is_genuine of a template, whose row is that of the controller",

@@ -1,5 +1,7 @@
 """What a user sees: lines and exit codes, never a stack."""
 
+import re
+
 import pytest
 import structlog
 
@@ -41,7 +43,23 @@ def test_a_command_line_that_makes_no_sense_is_one_line(run, arguments):
     code, _, lines = run(*arguments)
     assert code == 2
     assert len(lines) == 1
-    assert lines[0].startswith("gigaslice: ")
+    assert re.match(r"gigaslice( [a-z]+)?: error: ", lines[0])
+
+
+@pytest.mark.parametrize("arguments, says", [
+    (("top", "--formt", "json"), "gigaslice top: error: unrecognized arguments: --formt; did you mean --format?"),
+    (("nodes", "--format", "tabel"), "argument --format: cannot be 'tabel'; did you mean table?"),
+    (("nodes", "--format", "xyz"), "write one of table, json, svg"),
+    (("nods",), "gigaslice: error: there is no command 'nods'; did you mean nodes?"),
+    (("dataset", "pac"), "gigaslice dataset: error: there is no command 'pac'; did you mean pack?"),
+    (("dataset", "pack", "--frce", "a", "b"), "gigaslice dataset pack: error: unrecognized arguments: --frce"),
+])  # fmt: skip
+def test_a_mistake_says_of_which_command_it_is_and_what_may_be_meant(run, arguments, says):
+    code, _, (line,) = run(*arguments)
+    assert code == 2
+    assert says in line
+    own = line.partition(": error:")[0]
+    assert line.endswith(f"; see {own} --help")
 
 
 def test_every_mistake_has_its_line(run):
@@ -119,9 +137,9 @@ def test_a_fault_of_ours_is_a_line_with_its_stack_above(capsys, monkeypatch, com
     assert frame.main([command]) == 1
     out, err = capsys.readouterr()
     *stack, line = err.splitlines()
-    assert (
-        line
-        == "gigaslice: internal error: RuntimeError: a bug in two lines; please report it with the lines above"
+    assert line == (
+        f"gigaslice {command}: error: internal error: RuntimeError: a bug in two lines; "
+        "please report it with the lines above"
     )
     assert "internal error" in stack[0] and "in broken" in err and out == ""
     structlog.reset_defaults()

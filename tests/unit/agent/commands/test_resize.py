@@ -58,7 +58,7 @@ def run(capsys, node):
         code = frame.main(["resize", *arguments, "--state-dir", str(node.store.state_dir)])
         out, err = capsys.readouterr()
         said = [line for line in out.splitlines() if "GPU-" in line and "part=" not in line]
-        return code, said, [line for line in err.splitlines() if line.startswith("gigaslice: ")]
+        return code, said, [line for line in err.splitlines() if line.startswith("gigaslice resize: ")]
 
     return _run
 

@@ -85,11 +85,11 @@ def test_explain_as_json(api, capsys):
 def test_a_pod_that_is_not_there(api, capsys):
     code, out, err = run(api, capsys, "explain", "pod", "pod-wait", "-n", "team")
     assert (code, out) == (1, "")
-    assert err == 'gigaslice: there is no pod team/pod-wait; did you mean "pod-waits"?\n'
+    assert err == 'gigaslice explain: error: there is no pod team/pod-wait; did you mean "pod-waits"?\n'
     _, _, err = run(api, capsys, "explain", "pod", "pod-waits")
     assert "write -n team" in err
     _, _, err = run(api, capsys, "explain", "pod", "zzz", "-n", "team")
-    assert err == "gigaslice: there is no pod team/zzz\n"
+    assert err == "gigaslice explain: error: there is no pod team/zzz\n"
 
 
 def test_a_pod_that_a_quota_refuses(api, capsys):

@@ -148,7 +148,7 @@ def test_an_error_of_the_machine_is_no_internal_error(monkeypatch, capsys):
     monkeypatch.setattr("agent.commands.status_rows.collect", full)
     assert main(["status"]) == 1
     *_, line = capsys.readouterr().err.splitlines()
-    assert line == "gigaslice: /state/x: No space left on device; make room on that file system"
+    assert line == "gigaslice status: error: /state/x: No space left on device; make room on that file system"
 
 
 # --- files that are replaced in one step ------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_a_pack_is_made_and_checked(capsys: pytest.CaptureFixture[str], tmp_path
         (("pack", "--check", "{source}"), 1, "is no pack"),
         (("pack", "--check", "--force", "{source}"), 2, "writes nothing"),
         (("pack", "{source}", "{tmp}/pack", "--fource"), 2, "--fource"),
-        (("unpack", "x"), 2, "invalid choice"),
+        (("unpack", "x"), 2, "did you mean pack?"),
         (("pack", "{source}", "nfs://server/x"), 2, "mount -t nfs"),
         (("pack", "nfs://server/x", "{tmp}/pack"), 2, "name the directory"),
         (("pack", "{source}", "https://server/x"), 1, "cannot be written to"),
