@@ -8,7 +8,7 @@ every set of them is tried with the levels beside it.
 A price is pods first, then slices. Whoever nobody here may name (reserved, or known by UID alone) stays. Each set is
 tried on the room that it leaves, by the code that decides for real. After so many tries on a node a set is taken of
 which no pod can be spared, whether or not it is the smallest. Nodes come in the order of a lower bound, so most are
-never searched; on nodes with a hundred pods each the rest of them is left out once enough sets have been looked at.
+never searched; on nodes with a hundred pods each the rest is not, once enough sets have been looked at.
 """
 
 from __future__ import annotations
@@ -87,10 +87,11 @@ def ending_pods(
     effort = 0
     for bound, _, search in sorted(searches, key=lambda row: row[:2]):
         limit = best[-1].order[:2] if len(best) == most else _NO_LIMIT
-        if bound > limit or effort > _MOST_EFFORT:
+        spent = effort > _MOST_EFFORT
+        if bound > limit or (spent and len(best) == most):
             break
         # of sets at the same price the one of the first node counts, whichever is searched first
-        uids = search.cheapest((limit[0], limit[1] + 1))
+        uids = search.cheapest((limit[0], limit[1] + 1), rough=spent)
         if uids is not None:
             insort(best, search.named(uids), key=lambda ending: ending.order)
             del best[most:]
@@ -233,8 +234,13 @@ class _NodeSearch:
         prices = sorted(map(self._bound_of, self._gpus))
         return max(_total(prices[: self._needs.gpus]), (1, 0))
 
-    def cheapest(self, limit: _Price) -> tuple[str, ...] | None:
-        """Returns the UIDs of the pods of the cheapest set that costs less than LIMIT; None where there is none."""
+    def cheapest(self, limit: _Price, *, rough: bool = False) -> tuple[str, ...] | None:
+        """Returns the UIDs of the pods of the cheapest set that costs less than a limit; None where there is none.
+
+        Args:
+            limit: The limit.
+            rough: Whether any set will do of which no pod can be spared.
+        """
         if not self._holdings or not self._fits(self._record.room_without(self._holdings)):
             return None
         spared: tuple[str, ...] | None = None
@@ -242,7 +248,7 @@ class _NodeSearch:
             spared = self._spared()
             limit = _total(self._prices[uid] for uid in spared)
         try:
-            return self._search(limit) or spared
+            return spared if rough and spared else self._search(limit) or spared
         except _SpentError:
             spared = spared or self._spared()
             return spared if _total(self._prices[uid] for uid in spared) <= limit else None

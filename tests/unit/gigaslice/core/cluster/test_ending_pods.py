@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,6 +113,20 @@ def test_too_many_sets_still_spare_what_can_be_spared() -> None:
     wanted = demand(state, waiting)
     assert state.without(rough).refusal(wanted, "a") is None
     assert all(state.without(set(rough) - {uid}).refusal(wanted, "a") for uid in rough)
+
+
+def test_sets_are_named_on_as_many_nodes_when_the_effort_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gigaslice.core.cluster.ending_pods._MOST_EFFORT", 0)
+    state = ClusterState()
+    for name in "abcd":
+        state.put_node(facts(name, 1))
+        for number in range(4):
+            state.put_pod(bound(f"{name}{number}", name, (0, 4)))
+    waiting = pod("new", container(slices=7))
+    sets = of(state, waiting)
+    assert [len(uids) for uids in sets] == [2, 2, 2]
+    for uids in sets:
+        assert state.without(uids).refusal(demand(state, waiting), uids[0][0]) is None
 
 
 @dataclass
