@@ -68,7 +68,9 @@ class Stage:
             for name, value in self.place.env().items()
             if name != "_" and not name.startswith("VCUDA_")
         }
-        quiet = {"VCUDA_REFUSALS": "off"}  # programs here are refused on purpose, and what they write is compared
+        quiet = {
+            "VCUDA_REFUSALS": "off"
+        }  # programs here are refused on purpose, and what they write is compared
         return kept | quiet | {"XDG_RUNTIME_DIR": str(self.base.parent)} | limits | extra
 
     def start(self, *command: str, **variables: str) -> subprocess.Popen[str]:
