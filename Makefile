@@ -28,7 +28,7 @@ TREE := gigaslice/roles/dataset_node/sources/_tree.c
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch]) \
   $(TREE)
 
-.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man chart-schema clean help
+.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man tables chart-schema clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -128,6 +128,9 @@ man: all  ## the manual pages of both commands, in build/man
 
 lock: $(VENV)  ## the newest Python packages for the image, by version and hash (deploy/image)
 	$(PY) deploy/image/lock.py
+
+tables: $(VENV) $(EXTENSION)  ## the tables of docs, from the code: after a change of a setting, metric, event, option
+	$(PY) -m tests.unit.docs.tables
 
 chart-schema: $(VENV)  ## the schema of the chart's values, from the settings of all roles
 	$(PY) deploy/helm/schema.py

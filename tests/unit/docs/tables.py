@@ -1,7 +1,7 @@
 """The tables of docs/reference.md and docs/operations.md, made from the code they describe.
 
-`python -m tests.unit.docs.tables` writes them into the pages, between the comments that name them; a test holds the
-pages to what this module makes.
+`make tables` writes them into the pages, between the comments that name them; a test holds the pages to what this
+module makes.
 """
 
 from __future__ import annotations

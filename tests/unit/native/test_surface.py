@@ -45,22 +45,25 @@ def test_the_library_hooks_what_was_decided_and_nothing_else(name):
     decided = {entry.symbol for entry in surface.table(name).values() if entry.decision == "hook"}
     prefix = {"cuda": "cu", "nvml": "nvml"}[name]
     hooked = {symbol for symbol in check_library.listed_symbols() if re.match(rf"{prefix}[A-Z]", symbol)}
-    assert sorted(decided - hooked) == [], "decided and not hooked"
-    assert sorted(hooked - decided) == [], "hooked and not decided"
+    table, lists = f"tests/unit/native/{name}.csv", {"cuda": "cuda/*.def", "nvml": "nvml.def"}[name]
+    assert sorted(decided - hooked) == [], f"`hook` in {table}, and not in native/hooks/{lists}"
+    assert sorted(hooked - decided) == [], f"in native/hooks/{lists}, and not `hook` in {table}"
 
 
 @pytest.mark.parametrize("name", ["cuda", "nvml"])
 def test_tables_are_well_formed(name):
     entries = list(surface.table(name).values())
-    assert [entry.symbol for entry in entries] == sorted(entry.symbol for entry in entries)
-    assert {entry.decision for entry in entries} <= set(surface.DECISIONS)
-    assert [entry.symbol for entry in entries if not entry.family] == []
+    table = f"tests/unit/native/{name}.csv"
+    symbols = [entry.symbol for entry in entries]
+    assert symbols == sorted(symbols), f"{table} is sorted by symbol"
+    assert {entry.decision for entry in entries} <= set(surface.DECISIONS), table
+    assert [entry.symbol for entry in entries if not entry.family] == [], f"{table}: without a family"
 
 
 def test_whatever_may_take_memory_and_passes_has_a_reason():
     entries = surface.table("cuda").values()
     bare = [e.symbol for e in entries if TAKES.search(e.symbol) and e.decision != "hook" and not e.why]
-    assert bare == []
+    assert bare == [], "say in tests/unit/native/cuda.csv why they pass"
 
 
 def test_all_versions_of_a_hooked_function_are_hooked():
