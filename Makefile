@@ -28,7 +28,7 @@ TREE := gigaslice/roles/dataset_node/sources/_tree.c
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch]) \
   $(TREE)
 
-.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man tables chart-schema clean help
+.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man tables names chart-schema clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -57,13 +57,16 @@ test: all fakedriver native-test  ## every test that needs neither GPU nor clust
 test-long:  ## the same with all seeds
 	$(MAKE) test LONG=--long
 
-check: all lint proto-check native-check native-asan native-tsan extension-asan fuzz-replay model-quick  ## lint, layers, symbols, sanitizers, model
+check: all lint names proto-check native-check native-asan native-tsan extension-asan fuzz-replay model-quick  ## lint, layers, names without a test, symbols, sanitizers, model
 
-lint: $(VENV)
+lint: $(VENV)  ## formatting, lint, types, layer contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --cache-dir $(BUILD)/import-linter-cache
+
+names: $(VENV) $(EXTENSION)  ## whether each metric and each hook is named in a test
+	$(PY) -m tests.unit.names.tested
 
 model-quick: $(VENV)  ## the small configurations of the ledger's model, where spin is installed
 	$(PY) tests/model/run.py quick

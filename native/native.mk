@@ -123,7 +123,7 @@ CLIENTS := $(addprefix $(BUILD)/native/clients/,client client-linked lookup proc
   interposer.so atfork.so dynlink.so dynlink-table.so dynlink-sealed.so dynlink-open.so dynlink-main dynlink-user streams neighbours ways-asan ways-asan-static ways-tsan)
 
 .PHONY: native-clients
-native-clients: $(CLIENTS)
+native-clients: $(CLIENTS)  ## build the programs that tests run under the library
 
 $(BUILD)/native/clients/client: tests/native/clients/client.c tests/native/clients/reach.c tests/native/clients/reach.h | $(VENV)
 	@mkdir -p $(@D)
