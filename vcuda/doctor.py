@@ -16,11 +16,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from vcuda import contract, devices, errors, install, program, quotas, settings
+from vcuda import contract, devices, errors, install, program, quotas, settings, surroundings
+from vcuda.finding import Finding
 from vcuda.limits import GpuLimit, read_limits
 
 __all__ = ["Finding", "check_locks", "check_managed", "examine"]
@@ -31,25 +30,16 @@ _OLDEST_GLIBC = (2, 17)
 _PROCESSORS = ("x86_64", "aarch64")
 _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
-Level = Literal["ok", "warn", "fail"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check. remedy: empty when level is "ok"."""
-
-    level: Level
-    subject: str
-    text: str
-    remedy: str = ""
-
 
 def examine(config: settings.UserSettings, command: str = "") -> Iterator[Finding]:
     """All findings, in an order in which an early failure explains later ones. COMMAND: a program to check."""
     yield from _check_system()
     yield from _check_nvml()
+    yield from surroundings.check_search_path(config.environment)
     yield from _check_driver(config.environment)
     yield from _check_directory(config.base_directory)
+    yield from surroundings.check_runtime_directory(config.environment, config.base_directory, os.geteuid())
+    yield from surroundings.check_units(config.environment, _user_manager(config.environment))
     yield from _check_library(config)
     yield from _check_container()
     if command:
@@ -93,8 +83,12 @@ def _check_nvml() -> Iterator[Finding]:
 
 def _check_driver(environment: Mapping[str, str]) -> Iterator[Finding]:
     answer = _run_probe({key: value for key, value in environment.items() if key != "LD_PRELOAD"})
+    driver = str(answer.get("driver", ""))
+    yield from surroundings.check_wsl(platform.release(), driver)
     if problem := answer.get("error"):
         yield Finding("fail", "CUDA driver", str(problem), errors.NoDriverError.remedy)
+    elif answer.get("init") == surroundings.STUB_LIBRARY:
+        yield surroundings.stub_finding(driver)
     elif answer.get("init") != 0:
         yield Finding(
             "fail", "CUDA driver", f"cuInit answered {answer.get('init')}", "run nvidia-smi; see dmesg"
@@ -267,6 +261,18 @@ def _check_program(command: str, search_path: str) -> Finding:
             "fail", "program", f"limits do not hold for {path}: {reason}", "run a program linked with glibc"
         )
     return Finding("ok", "program", f"the library can be preloaded into {path}")
+
+
+def _user_manager(environment: Mapping[str, str]) -> str | None:
+    """The environment that units of this user's systemd start with; None where no such manager answers."""
+    if contract.ENV_MEMORY_LIMIT not in environment:
+        return None
+    try:
+        plain = {key: value for key, value in environment.items() if key != "LD_PRELOAD"}
+        result = _child(["systemctl", "--user", "show-environment"], plain)
+    except OSError:
+        return None
+    return result.stdout if result.returncode == 0 else None
 
 
 def _run_probe(environment: Mapping[str, str] | None) -> dict[str, object]:

@@ -58,6 +58,7 @@ def main() -> int:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         version = ctypes.c_int()
+        answer["driver"] = _object_of(ctypes.cast(driver.cuInit, ctypes.c_void_p).value)
         answer["init"] = int(driver.cuInit(0))
         driver.cuDriverGetVersion(ctypes.byref(version))
         answer["version"] = version.value

@@ -14,6 +14,8 @@ from tests.fakedriver.env import write_machine
 from tests.fakes.command import alone, runtime
 from tests.fakes.command import environment as clean_environment
 from vcuda import doctor as doctor_module
+from vcuda import surroundings
+from vcuda.finding import Finding
 
 ROOT = Path(__file__).parents[2]
 Doctor = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -85,6 +87,52 @@ def test_no_driver(doctor: Doctor, tmp_path: Path) -> None:
     assert (found["library"], found["interception"]) == ("ok", "warn")
     for line in result.stdout.splitlines():
         assert line.startswith("ok") or "; " in line  # what is not well says what to do
+
+
+def test_a_stub_in_place_of_the_driver(doctor: Doctor, tmp_path: Path) -> None:
+    """As NVIDIA's: it has the driver's functions, and each answers that it is a stub."""
+    stubs = tmp_path / "lib" / "stubs"
+    stubs.mkdir(parents=True)
+    names = ("cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuMemAlloc_v2", "cuGetProcAddress")
+    (tmp_path / "stub.c").write_text("".join(f"int {name}() {{ return 34; }}\n" for name in names))
+    stub = ["gcc", "-shared", "-fPIC", "-o", str(stubs / "libcuda.so.1"), str(tmp_path / "stub.c")]
+    subprocess.run(stub, check=True)
+    result = doctor(LD_LIBRARY_PATH=f"{stubs}:{ROOT / 'build' / 'fakedriver'}")
+    assert (result.returncode, result.stderr) == (1, "")
+    found = levels(result)
+    assert (found["search path"], found["CUDA driver"]) == ("fail", "fail")
+    assert f"{stubs}/libcuda.so.1 is NVIDIA's stub" in result.stdout
+    assert result.stdout.count(f"take {stubs} out of LD_LIBRARY_PATH") == 2
+
+
+def test_a_linux_driver_under_wsl(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
+    monkeypatch.setattr(doctor_module.platform, "release", lambda: "6.6.87.2-microsoft-standard-WSL2")
+    monkeypatch.setattr(
+        doctor_module, "_run_probe", lambda _: {"init": 0, "version": 12080, "driver": driver}
+    )
+    asked: list[str] = []
+
+    def check(release: str, file: str) -> list[Finding]:
+        asked.append(f"{release} {file}")
+        return [Finding("fail", "WSL2", "", "")]
+
+    monkeypatch.setattr(surroundings, "check_wsl", check)
+    assert "WSL2" in [finding.subject for finding in doctor_module._check_driver({})]
+    assert asked == [f"6.6.87.2-microsoft-standard-WSL2 {driver}"]
+
+
+def test_units_of_the_user_lack_the_shells_variables(doctor: Doctor, tmp_path: Path) -> None:
+    systemctl = tmp_path / "bin" / "systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text('#!/bin/sh\n[ "$*" = "--user show-environment" ] && echo PATH=/usr/bin\n')
+    systemctl.chmod(0o755)
+    path = f"{systemctl.parent}:/usr/bin:/bin"
+    assert "systemd units" not in levels(doctor(PATH=path))
+    result = doctor(PATH=path, VCUDA_MEMORY_LIMIT="8GiB")
+    assert levels(result)["systemd units"] == "warn", result.stdout
+    systemctl.write_text("#!/bin/sh\nexit 1\n")
+    assert "systemd units" not in levels(doctor(PATH=path, VCUDA_MEMORY_LIMIT="8GiB"))
 
 
 def test_a_program_that_no_library_can_reach(doctor: Doctor, tmp_path: Path) -> None:
