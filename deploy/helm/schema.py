@@ -225,6 +225,8 @@ VALUES: dict[str, Schema] = {
     "maxSurge": NODES,
     "node.api": words("device-plugin", "dra"),
     "networkPolicy.from": OBJECTS,
+    "metrics.rules.enabled": {"enum": ["auto", True, False]},
+    "metrics.rules.labels": TEXTS,
     "serviceAccount.annotations": TEXTS,
     "rbac.evict": {"enum": ["auto", True, False]},
     "driverLimits.mode": words("auto", "required", "off"),

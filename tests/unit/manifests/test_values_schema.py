@@ -271,7 +271,7 @@ def test_helm_takes(right: str) -> None:
 
 def test_objects_are_closed_but_for_what_kubernetes_defines() -> None:
     """Every value of values.yaml that has values below it takes no others, unless Kubernetes says what it takes."""
-    free = set(schema.ANYWHERE) | {"affinity", "objectSelector", "annotations", "from"}
+    free = set(schema.ANYWHERE) | {"affinity", "objectSelector", "annotations", "from", "labels"}
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     seen = 0
     for path in schema.paths(defaults):
