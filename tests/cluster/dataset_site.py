@@ -78,6 +78,7 @@ class DatasetSite:
         return self
 
     def _set_up(self) -> None:
+        self.kubectl("apply", "-f", str(ROOT / "deploy/namespace.yaml"))
         self._install("deploy/dataset.yaml", "gigaslice-dataset", "kubeconfig")
         definitions = sorted((ROOT / "deploy/helm/gigaslice/files/crds-datasets").glob("*.yaml"))
         for one in definitions:
@@ -91,7 +92,7 @@ class DatasetSite:
         self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(rest))
         config = yaml.safe_load(Path(self.kubeconfig).read_text())
         bound = ("--bound-object-kind=Node", f"--bound-object-name={self.node}")  # as tokens of pods are
-        token = self.kubectl("-n", "kube-system", "create", "token", account, "--duration=2h", *bound).strip()
+        token = self.kubectl("-n", "gigaslice", "create", "token", account, "--duration=2h", *bound).strip()
         config["users"][0]["user"] = {"token": token}
         (self.root / name).write_text(yaml.safe_dump(config))
 

@@ -156,13 +156,18 @@ def test_every_make_target_is_named() -> None:
     assert wanted <= targets()
 
 
+HELM = ("install", "upgrade", "uninstall", "rollback", "history", "template")
+
+
 def command_lines() -> Iterator[tuple[str, list[str]]]:
     """Every call of one of our commands in a shell block or a code span, with the page; from the command's name on."""
     for page in PAGES:
         lines = [line for fence in fences(page, "sh") for line in fence.splitlines()]
         for line in [*lines, *code_spans(page)]:
             words = line.partition(" # ")[0].replace("…", " ").split()
-            starts = [at for at, word in enumerate(words) if Path(word).name in COMMANDS]
+            # A namespace and a release are named gigaslice, too.
+            named = {at + 1 for at, word in enumerate(words) if word in ("-n", "--namespace", *HELM)}
+            starts = [at for at, word in enumerate(words) if Path(word).name in COMMANDS and at not in named]
             if starts and (line in lines or starts[0] == 0):
                 yield names(page), [Path(words[starts[0]]).name, *words[starts[0] + 1 :]]
 

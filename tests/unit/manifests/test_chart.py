@@ -34,7 +34,7 @@ def helm(*words: str, release: str = "gigaslice") -> subprocess.CompletedProcess
     """`helm template` of the chart; the binary comes with the development dependencies."""
     found = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
     assert found, "helm is missing: run make"
-    command = [found, "template", release, str(CHART), "--namespace", "kube-system", *words]
+    command = [found, "template", release, str(CHART), "--namespace", "gigaslice", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -384,7 +384,7 @@ def controller_settings(documents: list[Document]) -> ControllerConfig:
 
 def test_the_controller_understands_its_flags():
     settings = controller_settings(chart("settings.slice=2GiB", "admission.nodesMayCome=true"))
-    assert (settings.namespace, settings.leader_lease) == ("kube-system", "gigaslice-controller")
+    assert (settings.namespace, settings.leader_lease) == ("gigaslice", "gigaslice-controller")
     assert (settings.slice_bytes, settings.oversize) == (2 << 30, "warn")
     assert settings.page_address == ("127.0.0.1", 8080), "kubectl port-forward reaches it, other pods do not"
     assert settings.resources == ("gigaslice.io/vgpu-memory", "gigaslice.io/gpu")
@@ -535,11 +535,11 @@ def test_the_webhook_is_where_its_configuration_says():
 
 def test_only_our_scheduler_writes_assignments_and_whoever_is_named():
     (rule,) = one_of(chart(), "ValidatingAdmissionPolicy", "-assignments")["spec"]["validations"]
-    assert '["system:serviceaccount:kube-system:gigaslice-scheduler"]' in rule["expression"]
+    assert '["system:serviceaccount:gigaslice:gigaslice-scheduler"]' in rule["expression"]
     (rule,) = one_of(chart("admission.assigners={bob}"), "ValidatingAdmissionPolicy", "-assignments")["spec"][
         "validations"
     ]
-    assert '["system:serviceaccount:kube-system:gigaslice-scheduler","bob"]' in rule["expression"]
+    assert '["system:serviceaccount:gigaslice:gigaslice-scheduler","bob"]' in rule["expression"]
 
 
 ALL_ROLES = ("networkPolicy.enabled=true", "dataset.enabled=true")

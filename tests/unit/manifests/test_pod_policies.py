@@ -260,7 +260,7 @@ def test_an_assignment_is_the_schedulers_in_every_way_to_install():
     forged = {ASSIGNMENT: "{}"}
     ways = [create(forged), create(forged, "binding")]
     ways += [update(old, new, part) for part in UPDATES for old, new in ((None, forged), (forged, None))]
-    scheduler = "system:serviceaccount:kube-system:gigaslice-scheduler"
+    scheduler = "system:serviceaccount:gigaslice:gigaslice-scheduler"
     for request in ways:
         assert len(ASSIGNMENTS.refusals(request)) == 1
         mine = Request(request.operation, request.new, request.old, request.subresource, user=scheduler)

@@ -122,7 +122,7 @@ def test_prometheus_chooses_rules_by_labels_of_yours() -> None:
     documents = listed(*ON, "--set", "metrics.rules.labels.release=monitoring")
     (rule,) = [one for one in documents if one["kind"] == "PrometheusRule"]
     assert rule["metadata"]["labels"]["release"] == "monitoring"
-    assert rule["metadata"]["namespace"] == "kube-system"
+    assert rule["metadata"]["namespace"] == "gigaslice"
 
 
 def test_the_page_names_every_alert() -> None:
