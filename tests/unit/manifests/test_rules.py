@@ -93,6 +93,7 @@ def test_a_mistake_would_be_found(expression: str, text: str, wrong: list[str]) 
 
 def test_alerts_come_when_asked_for() -> None:
     assert not alerts() and not alerts(*API)
+    assert not alerts(*API, "--set", "metrics=null"), "values of a chart before this one"
     assert not alerts("--set", "metrics.rules.enabled=auto")
     assert alerts("--set", "metrics.rules.enabled=auto", *API) == alerts(*ON)
     assert "metrics.rules.enabled" in helm("--set", "metrics.rules.enabled=yes").stderr.replace("/", ".")
