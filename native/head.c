@@ -17,11 +17,12 @@
 #include <unistd.h>
 
 #include "os.h"
+#include "place.h"
 #include "quota.h"
 #include "text.h"
 
 /* A page of its own for what few processes write. */
-static char entry[CONFIG_PATH + 16];
+static VC_LARGE char entry[CONFIG_PATH + 16];
 enum { VARIABLE = 10 /* "VCUDA_DIR=" */ };
 
 /* The PID and the first 32 random bits, the other 64; 0: not chosen yet. Threads that are first at the same time agree. */

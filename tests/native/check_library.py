@@ -127,7 +127,10 @@ def page_mistakes(library: Path) -> Iterator[str]:
     """The same for variables, in a library that is linked as one unit; others have them in the order of their files."""
     pages = small_pages(library)
     if pages > 4:
-        yield f"small variables are on {pages} pages: a table among them lacks VC_LARGE of base/place.h"
+        yield (
+            f"small variables are on {pages} pages: a table among them lacks VC_LARGE of base/place.h, or hooks, which "
+            "take 16 bytes each, have filled the last page: then a table that few programs write must go there"
+        )
 
 
 def section_bytes(library: Path, name: str) -> int:
