@@ -262,7 +262,7 @@ def test_a_truth_value_is_no_word_of_another_choice(tmp_path, key, text):
 
 @pytest.mark.parametrize("line, attribute, value", [
     ("slice: 1073741824", "slice_bytes", 1 << 30), ("slice: '1073741824'", "slice_bytes", 1 << 30),
-    ("slice: 8GiB", "slice_bytes", 8 << 30), ("slice: 010", "slice_bytes", 10),
+    ("slice: 8GiB", "slice_bytes", 8 << 30), ("slice: 010", "slice_bytes", 10 << 30),
     ("pollInterval: 90", "poll_interval", 90.0), ("pollInterval: 2.50", "poll_interval", 2.5),
     ("pollInterval: 0100", "poll_interval", 100.0), ("rdmaShare: '4'", "rdma_share", 4),
     ("nodeName: '0123'", "node_name", "0123"), ("nodeName: 0123", "node_name", "0123"),
