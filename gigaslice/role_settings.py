@@ -12,6 +12,7 @@ own settings come first and the shared ones last, as `gigaslice.runtime.settings
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import re
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gigaslice.core import units
 from gigaslice.core.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
+from gigaslice.core.errors import ConfigError
 from gigaslice.core.model import AnnotationRights, annotation_rights
 from gigaslice.runtime import setting_values as values
 from gigaslice.runtime import settings
@@ -38,6 +40,7 @@ __all__ = [
     "from_command_line",
     "kubernetes_service",
     "load",
+    "refuse_unmade",
 ]
 
 SETTINGS_DESCRIPTION = (
@@ -132,6 +135,32 @@ def load(
 def from_command_line(role: type[R], arguments: argparse.Namespace) -> R:
     """The configuration of ROLE by ARGUMENTS and the environment. Raises ConfigError with every mistake."""
     return load(role, settings.flags_of(role, arguments), settings.environment(), mistakes=arguments.mistakes)
+
+
+def refuse_unmade(config: Settings, *fields: str, hint: str = "") -> None:
+    """Refuses a start that would make a default directory, such as one below /var, that nobody has asked for.
+
+    A pod has its directories mounted, and where a service has run before they are there. They are missing where a
+    person types a command to see what it does: that must leave nothing behind.
+
+    Args:
+        config: Of a role that is about to start.
+        fields: Those of its directories that the role makes.
+        hint: What else the person may have meant.
+
+    Raises:
+        ConfigError: With a line for each directory that is a default and not there.
+    """
+    mistakes = [
+        f"there is no {directory}, the default of --{entry.flag}; write --{entry.flag}={directory} to have it made, "
+        f"or name another directory{hint}"
+        for entry in settings.table(type(config))
+        if entry.attribute in config.defaulted and entry.attribute in fields
+        for directory in (getattr(config, entry.attribute),)
+        if not os.path.lexists(directory)
+    ]
+    if mistakes:
+        raise ConfigError(mistakes)
 
 
 def kubernetes_service(environ: Mapping[str, str]) -> str:

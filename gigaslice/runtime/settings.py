@@ -54,6 +54,8 @@ class Settings:
 
     warnings: tuple[str, ...] = ()
     """What is odd about the configuration and does not keep the role from running."""
+    defaulted: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
+    """The fields that neither a flag, the environment nor the file sets. A role made by hand has none."""
 
     def contradictions(self) -> list[str]:
         """One line for each way in which the values exclude each other."""
@@ -138,6 +140,7 @@ def flags_of(role: type[Settings], arguments: argparse.Namespace) -> dict[str, s
 class _Given:
     text: str
     origin: str  # how the user wrote it, for messages
+    by_user: bool = True
 
 
 def load(
@@ -162,14 +165,17 @@ def load(
     path = flags.get("config") or environ.get(CONFIG_VARIABLE)
     from_file = _read_file(role, path, all_mistakes) if path else {}
     values: dict[str, Any] = {}
+    defaulted: set[str] = set()
     for setting in table(role):
         given = _look_up(setting, flags, environ, from_file)
+        if not given.by_user:
+            defaulted.add(setting.attribute)
         try:
             values[setting.attribute] = setting.parse(given.text)
         except ValueError as error:
             all_mistakes.append(f"{given.origin} {_quoted(given.text)}: {error}")
     if not all_mistakes:
-        config = role(**values, warnings=_unknown_variables(role, environ))
+        config = role(**values, warnings=_unknown_variables(role, environ), defaulted=frozenset(defaulted))
         all_mistakes.extend(config.contradictions())
     if all_mistakes:
         raise ConfigError(all_mistakes)
@@ -187,7 +193,9 @@ def _look_up(
         return _Given(flag, f"--{setting.flag}")
     if setting.variable in environ:
         return _Given(environ[setting.variable], f"environment {setting.variable}")
-    return from_file.get(setting.key) or _Given(setting.default, f"default of --{setting.flag}")
+    return from_file.get(setting.key) or _Given(
+        setting.default, f"default of --{setting.flag}", by_user=False
+    )
 
 
 def _read_file(role: type[Settings], path: str, mistakes: list[str]) -> dict[str, _Given]:

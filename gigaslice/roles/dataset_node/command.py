@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from gigaslice.role_settings import SETTINGS_DESCRIPTION, from_command_line
+from gigaslice.role_settings import SETTINGS_DESCRIPTION, from_command_line, refuse_unmade
 from gigaslice.roles.dataset_node.settings import DatasetSettings
 from gigaslice.runtime.command_line import extras
 from gigaslice.runtime.command_line.command import OK, add_commands
@@ -29,6 +29,7 @@ SUBCOMMANDS = {
     "wait": "gigaslice.roles.dataset_node.subcommands.wait",
 }
 """Name -> module."""
+_COMMANDS = f"; the commands of this service are {', '.join(SUBCOMMANDS)}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the service until it is asked to end."""
     config = from_command_line(DatasetSettings, arguments)
+    refuse_unmade(config, "state_dir", "kubelet_root", hint=_COMMANDS)
     from gigaslice.roles.dataset_node import service
 
     extras.need("obstore")  # loaded with the first bucket

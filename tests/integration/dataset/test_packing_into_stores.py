@@ -13,6 +13,7 @@ from obstore.exceptions import PermissionDeniedError
 from gigaslice.core.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError, SourceError
 from gigaslice.core.dataset.image import plan
 from gigaslice.core.dataset.source_spec import SourceSpec
+from gigaslice.roles.dataset_node import packing
 from gigaslice.roles.dataset_node.fetching.engine import fetch
 from gigaslice.roles.dataset_node.fetching.fetch_limits import FetchLimits
 from gigaslice.roles.dataset_node.packing import (
@@ -155,6 +156,21 @@ def test_the_command_takes_its_credentials_from_the_environment(moto, scratch, p
     )
     assert len(lines) == 3
     assert KEY not in out + err and SECRET not in out + err
+
+
+def test_the_command_says_where_the_image_is_made_unless_the_user_has(
+    moto, scratch, prefix, monkeypatch, capfd
+):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", moto)
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(packing, "SCRATCH", scratch)
+    assert frame.main(["dataset", "pack", "s3://raw/set", prefix]) == 0
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"gigaslice dataset pack: the image is made in {scratch}/gigaslice-pack-")
+    assert frame.main(["dataset", "pack", "s3://raw/set", f"{prefix}-2", "--scratch", str(scratch)]) == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_a_pack_that_is_there_is_left_alone(moto, scratch, prefix, monkeypatch):

@@ -1,5 +1,6 @@
 """What a user sees: lines and exit codes, never a stack."""
 
+import os
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import structlog
 
 import vcuda
 from agent import config
+from gigaslice.role_settings import load
 from gigaslice_cli import frame
 from tests.fakes.nodes import uuid
 
@@ -143,6 +145,43 @@ def test_a_fault_of_ours_is_a_line_with_its_stack_above(capsys, monkeypatch, com
     )
     assert "internal error" in stack[0] and "in broken" in err and out == ""
     structlog.reset_defaults()
+
+
+@pytest.mark.parametrize("command, service, directories", [
+    ("node", "agent.roles.node.run", ["/var/lib/gigaslice"]),
+    ("dataset", "gigaslice.roles.dataset_node.service.run", ["/var/lib/gigaslice-dataset", "/var/lib/kubelet"]),
+])  # fmt: skip
+def test_a_command_typed_without_flags_makes_no_directory_of_its_own_accord(
+    run, monkeypatch, command, service, directories
+):
+    there, starts = os.path.lexists, []
+    monkeypatch.setattr(os.path, "lexists", lambda path: str(path) not in directories and there(path))
+    monkeypatch.setattr(service, lambda *settings: starts.append(settings))
+    code, _, lines = run(command)
+    assert code == 2 and not starts
+    assert len(lines) == len(directories)
+    for line, directory in zip(lines, directories, strict=True):
+        assert line.startswith(f"gigaslice {command}: error: there is no {directory}, the default of --")
+        assert f"={directory} to have it made" in line
+    if command == "dataset":
+        assert "the commands of this service are evict, pack, prefetch, ps, wait" in lines[0]
+    wanted = [re.search(r"write (--\S+)", line).group(1) for line in lines]
+    assert run(command, *wanted)[0] == 0 and len(starts) == 1
+    monkeypatch.setattr(os.path, "lexists", lambda path: str(path) in directories or there(path))
+    assert run(command)[0] == 0 and len(starts) == 2
+
+
+def test_what_is_set_in_any_way_is_no_default(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("stateDir: /var/lib/gigaslice\n")
+    for flags, environment in (
+        ({"state-dir": "/var/lib/gigaslice"}, {}),
+        ({}, {"GIGASLICE_STATE_DIR": "/var/lib/gigaslice"}),
+        ({"config": str(path)}, {}),
+    ):
+        loaded = load(config.Config, flags, environment)
+        assert "state_dir" not in loaded.defaulted and "slice_bytes" in loaded.defaulted
+        assert loaded == load(config.Config, {}, {})
 
 
 def test_help_lists_every_flag(capsys):

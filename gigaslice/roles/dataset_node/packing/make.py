@@ -34,6 +34,7 @@ def make_pack(
     scratch: Path = SCRATCH,
     progress: ProgressShown | None = None,
     note: Callable[[str], None] | None = None,
+    making: Callable[[Path], None] | None = None,
 ) -> PackManifest:
     """Makes PACK a pack of the files of SOURCE.
 
@@ -44,6 +45,7 @@ def make_pack(
         scratch: A directory for the image, until it is in the bucket.
         progress: Is called while bytes are read, hashed and uploaded.
         note: Is told what went wrong after the pack was complete.
+        making: Is told the directory in which the image is made, before anything is written there.
 
     Returns:
         The manifest; that of the pack that is there already, when it is of the same listing.
@@ -69,7 +71,14 @@ def make_pack(
             if old is not None and _is_of(place, old, listing):
                 place.tidy()
                 return old
-            manifest = _write(reader, str(source), place, plan(listing), progress or _unshown)
+            manifest = _write(
+                reader,
+                str(source),
+                place,
+                plan(listing),
+                progress=progress or _unshown,
+                making=making or _unshown,
+            )
     if old is not None:
         try:
             _remove_old(place, old, manifest)
@@ -143,12 +152,19 @@ def _is_of(place: PackTarget, old: PackManifest, listing: Listing) -> bool:
 
 
 def _write(
-    reader: OpenedSource, source: str, place: PackTarget, layout: ImagePlan, progress: ProgressShown
+    reader: OpenedSource,
+    source: str,
+    place: PackTarget,
+    layout: ImagePlan,
+    *,
+    progress: ProgressShown,
+    making: Callable[[Path], None],
 ) -> PackManifest:
     listing = layout.listing
     encoded = listing.encoded()
     name = f"{listing.digest.hex()[:NAME_DIGITS]}.listing"
     with place.workspace() as where:
+        making(where)
         try:
             place.begin(name, encoded)
             work = ImageFile(where, layout)

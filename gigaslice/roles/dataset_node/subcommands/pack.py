@@ -101,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
             scratch=_scratch(arguments),
             progress=bar.show,
             note=notes.append,
+            making=None if _scratch_is_named(arguments) or isinstance(pack, Path) else _tell_scratch,
         )
     print(f"{pack}: {_summary(manifest)}")
     return report(OK, *notes)
@@ -157,6 +158,14 @@ def _scratch(arguments: argparse.Namespace) -> Path:
     from gigaslice.roles.dataset_node.packing import SCRATCH
 
     return Path(arguments.scratch or settings.environment().get("TMPDIR") or SCRATCH)
+
+
+def _scratch_is_named(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.scratch or settings.environment().get("TMPDIR"))
+
+
+def _tell_scratch(directory: Path) -> None:
+    report(OK, f"the image is made in {directory}; --scratch DIR names another place")
 
 
 def _summary(manifest: PackManifest) -> str:
