@@ -70,10 +70,12 @@ class RoleSettings(LogSettings):
     metrics_token_file: Path | None = setting("FILE", values.optional_path, "",
         "a token without which /metrics is refused (Authorization: Bearer …)")
     kubeconfig: Path | None = setting("FILE", values.optional_path, "",
-        "how to reach the API server from outside a pod; in one, its service account is used")
+        "how to reach the API server from outside a pod; default: $KUBECONFIG, then the pod's service account")
     # fmt: on
     kubernetes_service: str = ""
     """"host:port" of the API server, which the kubelet tells every container; not a setting."""
+    kubeconfig_variable: str = ""
+    """$KUBECONFIG, which counts where kubeconfig is not set; kubectl's, and not a setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,11 @@ def load(
 ) -> R:
     """The configuration of ROLE; see `gigaslice.runtime.settings.load`."""
     config = settings.load(role, flags, environ, mistakes=mistakes)
-    return replace(config, kubernetes_service=kubernetes_service(environ))
+    return replace(
+        config,
+        kubernetes_service=kubernetes_service(environ),
+        kubeconfig_variable=environ.get("KUBECONFIG", ""),
+    )
 
 
 def from_command_line(role: type[R], arguments: argparse.Namespace) -> R:

@@ -28,6 +28,7 @@ sys.pycache_prefix = os.environ.setdefault(
 )
 
 STEERING = (
+    "KUBECONFIG",
     "VCUDA_",
     "GIGASLICE_",
     "FAKEDRIVER_",

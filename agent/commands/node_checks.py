@@ -224,7 +224,9 @@ def _check_api(config: Config) -> Iterator[Finding]:
         yield Finding("ok", "API server", "not to be asked (--kube-api=off)")
         return
     try:
-        access, whence = find_access(config.kubeconfig, config.kubernetes_service)
+        access, whence = find_access(
+            config.kubeconfig, config.kubernetes_service, variable=config.kubeconfig_variable
+        )
     except GigasliceError as error:
         yield Finding("fail", "API server", str(error))
         return

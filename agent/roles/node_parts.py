@@ -346,7 +346,9 @@ def _cluster(config: Config) -> tuple[KubeCluster | NoCluster, KubeClient | None
     if config.kube_api == "off":
         log.info("no access to the API server; annotations and events are off", detail="--kube-api=off")
         return NoCluster(), None
-    access, whence = find_access(config.kubeconfig, config.kubernetes_service)
+    access, whence = find_access(
+        config.kubeconfig, config.kubernetes_service, variable=config.kubeconfig_variable
+    )
     node = config.node if config.node_name or config.kubeconfig else ""
     if access is not None and not node:
         access, whence = None, "--node-name is not set, and a pod does not know its node's name"

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-import yaml
 
 from gigaslice.core.classes.resource_class import ClassError, parse_resource_class
 from gigaslice.core.cluster.demand import asks_for_gpus
@@ -27,7 +24,7 @@ from gigaslice.core.kube.decode import parse_pod
 from gigaslice.core.kube.fields import object_at, objects_at, text_at
 from gigaslice.core.model import AnnotationRights, Pod
 from gigaslice.core.text import plain
-from gigaslice.kubeapi.access import Access, find_access
+from gigaslice.kubeapi.access import Access, access_of, find_access
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
 from gigaslice.kubeapi.cluster_objects import (
     CLASSES_PATH,
@@ -37,6 +34,7 @@ from gigaslice.kubeapi.cluster_objects import (
     node_facts,
     unread_gpu_pod,
 )
+from gigaslice.kubeapi.kubeconfig import kubeconfig_files, read_kubeconfig
 from gigaslice.role_settings import kubernetes_service
 
 __all__ = [
@@ -87,31 +85,20 @@ def target(
     """
     if server:
         return Target(_of_server(server), f"--server {server}")
-    path = _kubeconfig(kubeconfig, environment, home or Path.home())
-    access, whence = find_access(path, kubernetes_service(environment), context=context)
+    variable = environment.get("KUBECONFIG", "")
+    files = kubeconfig_files(kubeconfig, variable, home or Path.home())
+    if files is not None:
+        document = read_kubeconfig(files)
+        return Target(access_of(document, context), f"kubeconfig {files}", document.namespace(context))
+    access, whence = find_access(None, kubernetes_service(environment))
     if access is None:
-        raise ConfigError([f"no cluster: {whence}, no $KUBECONFIG and no ~/.kube/config; name one of them"])
-    return Target(access, whence, _namespace(path, context) if path else "default")
-
-
-def _kubeconfig(flag: str, environment: Mapping[str, str], home: Path) -> Path | None:
-    if flag:
-        return Path(flag)
-    for name in environment.get("KUBECONFIG", "").split(os.pathsep):
-        if name and Path(name).exists():
-            return Path(name)
-    usual = home / ".kube" / "config"
-    return usual if usual.exists() else None
-
-
-def _namespace(path: Path, context: str) -> str:
-    """The namespace of a context; the file has been read before, and is good."""
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    chosen = context or document.get("current-context")
-    for entry in document.get("contexts") or ():
-        if entry.get("name") == chosen:
-            return str((entry.get("context") or {}).get("namespace") or "default")
-    return "default"
+        rest = (
+            f'none of the files of $KUBECONFIG "{variable}" is there'
+            if variable
+            else "no $KUBECONFIG and no ~/.kube/config"
+        )
+        raise ConfigError([f"no cluster: {whence}, {rest}; name one of them"])
+    return Target(access, whence)
 
 
 def _of_server(server: str) -> Access:

@@ -17,7 +17,10 @@ __all__ = ["add_target", "cluster_target", "tell_notes"]
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that say which cluster is meant."""
     parser.add_argument(
-        "--kubeconfig", metavar="FILE", default="", help="default: $KUBECONFIG, then ~/.kube/config"
+        "--kubeconfig",
+        metavar="FILE",
+        default="",
+        help="default: the files of $KUBECONFIG, else ~/.kube/config",
     )
     parser.add_argument(
         "--context", metavar="NAME", default="", help="of the kubeconfig; default: its current one"

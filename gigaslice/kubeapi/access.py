@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
-
 from gigaslice.core.errors import ConfigError
+from gigaslice.kubeapi.kubeconfig import Kubeconfig, KubeconfigEntry, kubeconfig_files, read_kubeconfig
 
-__all__ = ["SERVICE_ACCOUNT", "Access", "find_access"]
+__all__ = ["SERVICE_ACCOUNT", "Access", "access_of", "find_access"]
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_TOKEN_BYTES = 64 << 10
@@ -105,15 +104,22 @@ class Access:
 
 
 def find_access(
-    kubeconfig: Path | None, service: str, account: Path = SERVICE_ACCOUNT, *, context: str = ""
+    kubeconfig: Path | None,
+    service: str,
+    account: Path = SERVICE_ACCOUNT,
+    *,
+    variable: str = "",
+    context: str = "",
 ) -> tuple[Access | None, str]:
     """How to reach the API server, and a sentence: where that is from, or why there is none.
 
-    SERVICE is "host:port" as the kubelet tells every container, or empty. CONTEXT is one of the kubeconfig file; empty
-    for its current one. Raises ConfigError for a KUBECONFIG that was named and cannot be used.
+    KUBECONFIG is the file that a flag names, VARIABLE is $KUBECONFIG, which counts where there is no flag. SERVICE is
+    "host:port" as the kubelet tells every container, or empty. CONTEXT is one of the kubeconfig; empty for its current
+    one. Raises ConfigError for a kubeconfig that cannot be used.
     """
-    if kubeconfig is not None:
-        return _from_kubeconfig(kubeconfig, context), f"kubeconfig {kubeconfig}"
+    files = kubeconfig_files(kubeconfig, variable)
+    if files is not None:
+        return access_of(read_kubeconfig(files), context), f"kubeconfig {files}"
     if not service:
         return None, "not in a cluster, and no --kubeconfig"
     if not (account / "token").exists():
@@ -132,45 +138,25 @@ def find_access(
     return access, f"service account {account}"
 
 
-def _from_kubeconfig(path: Path, chosen: str) -> Access:
+def access_of(kubeconfig: Kubeconfig, context: str = "") -> Access:
+    """The server and the identity of a context of KUBECONFIG, of its current one if empty. Raises ConfigError."""
+    chosen = kubeconfig.context(context)
+    cluster = kubeconfig.entry("clusters", chosen.get("cluster"))
+    user = (
+        kubeconfig.entry("users", chosen["user"]) if chosen.get("user") else KubeconfigEntry({}, cluster.path)
+    )
     mistakes: list[str] = []
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            [f'--kubeconfig "{path}": {error.strerror}; name a readable kubeconfig file']
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError, TypeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        raise ConfigError(
-            [f'--kubeconfig "{path}": not YAML{where}; kubectl config view shows why']
-        ) from None
-    document = document if isinstance(document, dict) else {}
-    context = _named(document, "contexts", "context", chosen or document.get("current-context"), mistakes)
-    cluster = _named(document, "clusters", "cluster", context.get("cluster"), mistakes)
-    user = _named(document, "users", "user", context.get("user"), mistakes) if context.get("user") else {}
-    access = None if mistakes else _access(path.parent, cluster, user, mistakes)
+    access = _access(cluster, user, mistakes)
     if access is None or mistakes:
-        raise ConfigError(f'--kubeconfig "{path}": {mistake}' for mistake in mistakes)
+        origin = kubeconfig.files.origin
+        paths = os.pathsep.join(map(str, dict.fromkeys((cluster.path, user.path))))
+        raise ConfigError(f'{origin} "{paths}": {mistake}' for mistake in mistakes)
     return access
 
 
-def _named(
-    document: Mapping[str, Any], table: str, key: str, name: object, mistakes: list[str]
-) -> Mapping[str, Any]:
-    entries = document.get(table)
-    for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, dict) and entry.get("name") == name and isinstance(entry.get(key), dict):
-            return dict(entry[key])
-    if not mistakes:  # the first thing that is missing explains the others
-        mistakes.append(f'{table} has no {key} named "{name}"')
-    return {}
+def _access(of_cluster: KubeconfigEntry, of_user: KubeconfigEntry, mistakes: list[str]) -> Access | None:
+    cluster, user = of_cluster.values, of_user.values
 
-
-def _access(
-    folder: Path, cluster: Mapping[str, Any], user: Mapping[str, Any], mistakes: list[str]
-) -> Access | None:
     def text(table: Mapping[str, Any], key: str) -> str | None:
         value = table.get(key)
         if value is None or isinstance(value, str):
@@ -178,9 +164,9 @@ def _access(
         mistakes.append(f"{key} is not a text; put it into quotes")
         return None
 
-    def file(table: Mapping[str, Any], key: str) -> Path | None:
-        name = text(table, key)
-        return folder / name if name else None
+    def file(entry: KubeconfigEntry, key: str) -> Path | None:
+        name = text(entry.values, key)
+        return entry.path.parent / name if name else None
 
     def data(table: Mapping[str, Any], key: str) -> bytes | None:
         try:
@@ -207,14 +193,14 @@ def _access(
         port=port,
         tls=tls,
         prefix=prefix,
-        ca_file=file(cluster, "certificate-authority"),
+        ca_file=file(of_cluster, "certificate-authority"),
         ca_data=data(cluster, "certificate-authority-data"),
         insecure=insecure is True,
         server_name=text(cluster, "tls-server-name"),
-        token_file=file(user, "tokenFile"),
+        token_file=file(of_user, "tokenFile"),
         token=token or None,
-        cert_file=file(user, "client-certificate"),
-        key_file=file(user, "client-key"),
+        cert_file=file(of_user, "client-certificate"),
+        key_file=file(of_user, "client-key"),
         cert_data=data(user, "client-certificate-data"),
         key_data=data(user, "client-key-data"),
     )

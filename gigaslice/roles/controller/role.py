@@ -35,7 +35,9 @@ def run(config: ControllerConfig) -> None:
 
 async def _serve(config: ControllerConfig) -> None:
     log = logs.get_logger("controller")
-    access, origin = find_access(config.kubeconfig, config.kubernetes_service)
+    access, origin = find_access(
+        config.kubeconfig, config.kubernetes_service, variable=config.kubeconfig_variable
+    )
     if access is None:
         raise MissingError(f"no API server: {origin}")
     stop = set_at_signals(asyncio.Event())

@@ -18,7 +18,7 @@ from typing import Any
 from gigaslice.core.dataset.errors import RequestError
 from gigaslice.core.dataset.source_spec import SourceSpec
 from gigaslice.core.errors import GigasliceError
-from gigaslice.kubeapi.access import find_access
+from gigaslice.kubeapi.access import Access, find_access
 from gigaslice.roles.dataset_node.control import WAIT_PREFIX, CommandServer
 from gigaslice.roles.dataset_node.csi.driver import IdentityServicer, NodeServicer
 from gigaslice.roles.dataset_node.csi.registration import CsiServer
@@ -51,7 +51,7 @@ from gigaslice.runtime.role_start import set_at_signals, start_log, until
 from gigaslice.runtime.tasks import lasting, run_together
 from gigaslice.runtime.time_limit import within
 
-__all__ = ["ClusterConnections", "DatasetService", "run", "without_links"]
+__all__ = ["ClusterConnections", "DatasetService", "node_access", "run", "without_links"]
 
 _LEAVE_SECONDS = 5.0
 _ROOM_THREADS = 4  # fetches that wait for room at the same time
@@ -291,12 +291,26 @@ async def _run(settings: DatasetSettings, version: str) -> None:
         await node_service.run(stop, cluster.parts(node_service))
 
 
+def node_access(settings: DatasetSettings) -> tuple[Access | None, str]:
+    """How to reach the API server, and a sentence: where that is from, or why there is none.
+
+    $KUBECONFIG may be that of whoever has typed the command: it makes no node of a machine that has not been named.
+    """
+    if settings.kube_api != "auto":
+        return None, "off"
+    access, whence = find_access(
+        settings.kubeconfig, settings.kubernetes_service, variable=settings.kubeconfig_variable
+    )
+    persons = settings.kubeconfig is None and settings.kubeconfig_variable
+    if access is not None and persons and not settings.node_name:
+        return None, "$KUBECONFIG counts with --node-name only; --kubeconfig counts without it, too"
+    return access, whence
+
+
 @contextlib.asynccontextmanager
 async def _cluster(settings: DatasetSettings, version: str) -> AsyncIterator[ClusterConnections]:
     """The API server's side; its absence where there is no access."""
-    access, whence = None, "off"
-    if settings.kube_api == "auto":
-        access, whence = find_access(settings.kubeconfig, settings.kubernetes_service)
+    access, whence = node_access(settings)
     if access is None:
         logs.get_logger("dataset").warning("no access to the API server", detail=whence)
         yield ClusterConnections()

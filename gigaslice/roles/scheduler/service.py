@@ -278,7 +278,9 @@ class SchedulerService:
 def run(settings: SchedulerSettings, version: str) -> None:
     """Runs the service until SIGTERM or SIGINT. VERSION: for the User-Agent header."""
     log = start_log("scheduler", settings.log_level, settings.log_format, settings.warnings)
-    access, whence = find_access(settings.kubeconfig, settings.kubernetes_service)
+    access, whence = find_access(
+        settings.kubeconfig, settings.kubernetes_service, variable=settings.kubeconfig_variable
+    )
     if access is None:
         raise MissingError(f"no access to the API server: {whence}")
     log.info("starting", version=version, server=str(access), credentials=whence)

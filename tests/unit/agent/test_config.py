@@ -36,7 +36,7 @@ def test_defaults_are_a_configuration():
 
 def test_every_field_is_a_setting_with_a_flag_of_its_own():
     named = {field.attribute for field in config.SETTINGS}
-    assert named | {"warnings", "defaulted", "kubernetes_service"} == {
+    assert named | {"warnings", "defaulted", "kubernetes_service", "kubeconfig_variable"} == {
         field.name for field in dataclass_fields(config.Config)
     }
     assert len({field.flag for field in config.SETTINGS}) == len(config.SETTINGS)

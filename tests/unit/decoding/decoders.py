@@ -545,11 +545,10 @@ EXEMPT = {
     "gigaslice.core.kube.cgroups:parse": "lines of the kernel",
     "agent.inventory.page_faults:parse": "lines of the kernel",
     # --- what the operator gives ---
-    "gigaslice.cluster_commands.cluster:_namespace": _OPERATOR,
     "agent.config:load": _OPERATOR,
     "agent.inventory.static:parse_inventory": _OPERATOR,
     "gigaslice.role_settings:load": _OPERATOR,
-    "gigaslice.kubeapi.access:_from_kubeconfig": _OPERATOR,
+    "gigaslice.kubeapi.kubeconfig:_document": _OPERATOR,
     "gigaslice.core.model.matrix:parse_topo_matrix": _OPERATOR,
     "gigaslice.roles.dataset_node.sources.object_stores:_gs": "a tenant's Secret: whatever is wrong is caught there",
     # --- protocols with tests of their own ---

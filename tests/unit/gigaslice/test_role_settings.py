@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agent.config import Config
@@ -33,3 +35,10 @@ def test_a_roles_own_default_takes_the_place_of_the_shared_one() -> None:
     assert [load(role, {}, {}).metrics_address for role in ROLES] == [
         (None, 9445), (None, 9446), None, (None, 9446)
     ]  # fmt: skip
+
+
+@every_role
+def test_every_role_has_kubectls_variable(role: type[RoleSettings]) -> None:
+    assert load(role, {}, {}).kubeconfig_variable == ""
+    loaded = load(role, {"kubeconfig": "/c"}, {"KUBECONFIG": "/a:/b"})
+    assert (loaded.kubeconfig, loaded.kubeconfig_variable) == (Path("/c"), "/a:/b")

@@ -273,6 +273,10 @@ def test_the_cluster_is_found_as_kubectl_finds_it(tmp_path):
         target(str(one), "zzz", "", {}, tmp_path)
     with pytest.raises(ConfigError, match="KUBECONFIG"):
         target("", "", "", {}, tmp_path)
+    both = target("", "c", "", {"KUBECONFIG": f"{one}:{other}"}, tmp_path)
+    assert (both.access.host, both.namespace) == ("c", "ns-c")
+    with pytest.raises(ConfigError, match="none of the files of"):
+        target("", "", "", {"KUBECONFIG": "/absent"}, tmp_path)
     (tmp_path / ".kube").mkdir()
     kubeconfig(tmp_path / ".kube" / "config", d="ns-d")
     assert target("", "", "", {}, tmp_path).access.host == "d"
