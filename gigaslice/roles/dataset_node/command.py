@@ -41,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the service until it is asked to end."""
     config = from_command_line(DatasetSettings, arguments)
-    refuse_unmade(config, "state_dir", "kubelet_root", hint=_COMMANDS)
     from gigaslice.roles.dataset_node import service
 
     extras.need("obstore")  # loaded with the first bucket
+    refuse_unmade(config, "state_dir", "kubelet_root", hint=_COMMANDS)
     service.run(config, arguments.frame.version)
     return OK
