@@ -137,13 +137,16 @@ def _sentence(error: ApiFailure, where: Target) -> str:
     return f"{error} ({where.whence})" if error.status == 0 else str(error)
 
 
-async def read_cluster(client: KubeClient, rights: AnnotationRights | None = None) -> ClusterContent:
+async def read_cluster(
+    client: KubeClient, rights: AnnotationRights | None = None, *, selector: str = ""
+) -> ClusterContent:
     """Reads all of it. Raises ApiFailure where not even nodes may be read.
 
-    RIGHTS: which annotations of pods count; None: those that the agents say.
+    RIGHTS: which annotations of pods count; None: those that the agents say. SELECTOR: by labels, of the nodes that are
+    meant; the API server judges it.
     """
     content = ClusterContent(ClusterState())
-    await asyncio.gather(_nodes(client, content), _pods(client, content), _classes(client, content))
+    await asyncio.gather(_nodes(client, content, selector), _pods(client, content), _classes(client, content))
     state = content.state
     units = offered_units(filter(None, map(state.hardware, state.nodes)))
     state.units = replace(units, rights=rights or state.agents_rights())
@@ -153,8 +156,8 @@ async def read_cluster(client: KubeClient, rights: AnnotationRights | None = Non
     return content
 
 
-async def _nodes(client: KubeClient, content: ClusterContent) -> None:
-    async for document in listed(client, NODES_PATH, {}):
+async def _nodes(client: KubeClient, content: ClusterContent, selector: str) -> None:
+    async for document in listed(client, NODES_PATH, {"labelSelector": selector} if selector else {}):
         try:
             facts = node_facts(document)
         except ValueError as error:

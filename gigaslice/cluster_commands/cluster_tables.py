@@ -22,6 +22,7 @@ _NODES = (
     Column("HELD BY", most=60),
     Column("HEALTH", most=50),
 )
+_WIDE = (Column("UUID"), Column("NUMA", right=True))
 _NAMESPACES = (
     Column("NAMESPACE", most=40),
     Column("PODS", right=True),
@@ -38,8 +39,8 @@ _PODS = (
 )
 
 
-def nodes_table(view: ClusterPicture) -> str:
-    """A row for each GPU, one for each node without any, and a line with the sums."""
+def nodes_table(view: ClusterPicture, *, wide: bool = False) -> str:
+    """A row for each GPU, one for each node without any, and a line with the sums. WIDE: more columns, no cell cut."""
     rows: list[list[str]] = []
     for node in view.nodes:
         why = ", ".join(node.conditions)
@@ -48,16 +49,26 @@ def nodes_table(view: ClusterPicture) -> str:
             held = ", ".join(f"{holder} {format_bytes(holder.slices * size)}" for holder in gpu.holders)
             health = "; ".join(filter(None, [gpu.unhealthy, why])) or "healthy"
             cells = [node.name, str(gpu.index), short_model(gpu.model), format_bytes(gpu.free * size)]
+            more = [plain(gpu.uuid), "-" if gpu.numa is None else str(gpu.numa)] if wide else []
             rows.append(
-                [*map(plain, cells), format_bytes(gpu.slices * size), plain(held or "-"), plain(health)]
+                [
+                    *map(plain, cells),
+                    format_bytes(gpu.slices * size),
+                    plain(held or "-"),
+                    plain(health),
+                    *more,
+                ]
             )
         if not node.gpus and node.problem:
-            rows.append([plain(node.name), "-", "-", "-", "-", "-", plain(why)])
-    return f"{as_table(_NODES, rows)}\n\n{summary(view.sums())}"
+            rows.append(
+                [plain(node.name), "-", "-", "-", "-", "-", plain(why), *(("-", "-") if wide else ())]
+            )
+    columns = (*_NODES, *_WIDE) if wide else _NODES
+    return f"{as_table(columns, rows, whole=wide or None)}\n\n{summary(view.sums())}"
 
 
-def namespaces_table(spaces: Sequence[NamespaceTotals]) -> str:
-    """A row for each namespace, the largest first."""
+def namespaces_table(spaces: Sequence[NamespaceTotals], *, wide: bool = False) -> str:
+    """A row for each namespace, the largest first. WIDE: no cell is cut."""
     rows = [
         [
             plain(space.namespace or "(unknown)"),
@@ -67,11 +78,11 @@ def namespaces_table(spaces: Sequence[NamespaceTotals]) -> str:
         ]
         for space in spaces
     ]
-    return as_table(_NAMESPACES, rows)
+    return as_table(_NAMESPACES, rows, whole=wide or None)
 
 
-def pods_table(spaces: Sequence[NamespaceTotals]) -> str:
-    """A row for each pod, the largest first."""
+def pods_table(spaces: Sequence[NamespaceTotals], *, wide: bool = False) -> str:
+    """A row for each pod, the largest first. WIDE: no cell is cut."""
     pods = sorted(
         (pod for space in spaces for pod in space.pods), key=lambda pod: (-pod.size, pod.namespace, pod.pod)
     )
@@ -86,4 +97,4 @@ def pods_table(spaces: Sequence[NamespaceTotals]) -> str:
         ]
         for pod in pods
     ]
-    return as_table(_PODS, rows)
+    return as_table(_PODS, rows, whole=wide or None)

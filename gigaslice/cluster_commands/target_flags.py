@@ -1,8 +1,9 @@
-"""What the commands that show the whole cluster have in common: which cluster."""
+"""What the commands that show the whole cluster have in common: which cluster, and how a list is printed."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from typing import TYPE_CHECKING
 
 from gigaslice.runtime import settings
@@ -11,7 +12,7 @@ from gigaslice.runtime.command_line.command import OK, report
 if TYPE_CHECKING:
     from gigaslice.cluster_commands.cluster import ClusterContent, Target
 
-__all__ = ["add_target", "cluster_target", "tell_notes"]
+__all__ = ["add_format", "add_target", "as_text", "cluster_target", "tell_notes"]
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +32,24 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         default="",
         help="an API server without TLS, such as http://127.0.0.1:8001 of `kubectl proxy`; for logins by a command",
     )
+
+
+def add_format(parser: argparse.ArgumentParser, *more: str) -> None:
+    """Adds how a list is printed. MORE: formats that only this command has."""
+    formats = ("table", "wide", "json", "yaml", "name", *more)
+    parser.add_argument(
+        "--format", "-o", "--output", choices=formats, default="table",
+        help=f"{', '.join(formats)}; wide: a table with nothing cut; name: as kubectl takes them (default: table)",
+    )  # fmt: skip
+
+
+def as_text(document: object, form: str) -> str:
+    """DOCUMENT as FORM, json or yaml."""
+    if form == "json":
+        return json.dumps(document, indent=2)
+    import yaml
+
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)).rstrip("\n")
 
 
 def cluster_target(arguments: argparse.Namespace) -> Target:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 
-from gigaslice.cluster_commands.target_flags import add_target, cluster_target, tell_notes
+from gigaslice.cluster_commands.target_flags import (
+    add_format,
+    add_target,
+    as_text,
+    cluster_target,
+    tell_notes,
+)
+from gigaslice.core.text import plain
 from gigaslice.runtime.command_line.command import OK
 
 HELP = "show which namespaces and pods hold how much GPU memory in the cluster"
@@ -23,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what is added up (default: namespaces)",
     )
     parser.add_argument("--namespace", "-n", metavar="NS", default="", help="only this namespace")
-    parser.add_argument(
-        "--format", choices=("table", "json"), default="table", help="table (default) or JSON"
-    )
+    add_format(parser)
     add_target(parser)
 
 
@@ -41,10 +45,16 @@ def run(arguments: argparse.Namespace) -> int:
     tell_notes(content)
     spaces = totals(picture(content.state, names=content.names))
     spaces = [space for space in spaces if arguments.namespace in ("", space.namespace)]
-    if arguments.format == "json":
-        print(json.dumps(totals_document(spaces), indent=2))
-    elif arguments.what == "pods":
-        print(cluster_tables.pods_table(spaces))
+    pods = arguments.what == "pods"
+    if arguments.format in ("json", "yaml"):
+        print(as_text(totals_document(spaces), arguments.format))
+    elif arguments.format == "name":
+        for space in spaces:
+            for name in (
+                [f"pod/{pod.pod}" for pod in space.pods] if pods else [f"namespace/{space.namespace}"]
+            ):
+                print(plain(name))
     else:
-        print(cluster_tables.namespaces_table(spaces))
+        table = cluster_tables.pods_table if pods else cluster_tables.namespaces_table
+        print(table(spaces, wide=arguments.format == "wide"))
     return OK

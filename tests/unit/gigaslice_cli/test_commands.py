@@ -50,8 +50,8 @@ def test_a_command_line_that_makes_no_sense_is_one_line(run, arguments):
 
 @pytest.mark.parametrize("arguments, says", [
     (("top", "--formt", "json"), "gigaslice top: error: unrecognized arguments: --formt; did you mean --format?"),
-    (("nodes", "--format", "tabel"), "argument --format: cannot be 'tabel'; did you mean table?"),
-    (("nodes", "--format", "xyz"), "write one of table, json, svg"),
+    (("nodes", "--format", "tabel"), "argument --format/-o/--output: cannot be 'tabel'; did you mean table?"),
+    (("nodes", "--format", "xyz"), "write one of table, wide, json, yaml, name, svg"),
     (("nods",), "gigaslice: error: there is no command 'nods'; did you mean nodes?"),
     (("dataset", "pac"), "gigaslice dataset: error: there is no command 'pac'; did you mean pack?"),
     (("dataset", "pack", "--frce", "a", "b"), "gigaslice dataset pack: error: unrecognized arguments: --frce"),

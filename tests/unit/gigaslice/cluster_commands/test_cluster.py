@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
@@ -165,6 +166,34 @@ def test_nodes_as_json_and_as_a_picture(api, capsys):
     ]
     _, out, _ = run(api, capsys, "nodes", "--format", "svg")
     assert ET.fromstring(out).tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_one_node_by_name_or_nodes_by_label(api, capsys):
+    code, out, err = run(api, capsys, "nodes", "node-a")
+    assert (code, err) == (0, "") and "node-a" in out and "node-b" not in out
+    assert out.splitlines()[-1].startswith("2 GPUs")
+    code, out, err = run(api, capsys, "nodes", "node-c")
+    assert (code, out) == (1, "")
+    assert err.startswith("gigaslice nodes: error: there is no node node-c; did you mean node-")
+    api.requests.clear()
+    code, out, err = run(api, capsys, "nodes", "pool=a100,zone=b")
+    assert (code, err) == (0, "gigaslice nodes: no node has the labels pool=a100,zone=b\n")
+    (asked,) = [path for _, path in api.requests if path.startswith("/api/v1/nodes")]
+    assert parse_qs(urlsplit(asked).query)["labelSelector"] == ["pool=a100,zone=b"]
+
+
+def test_lists_in_every_format(api, capsys):
+    _, as_json, _ = run(api, capsys, "nodes", "--format", "json")
+    assert yaml.safe_load(run(api, capsys, "nodes", "-o", "yaml")[1]) == json.loads(as_json)
+    assert run(api, capsys, "nodes", "-o", "name")[1] == "node/node-a\nnode/node-b\n"
+    _, wide, _ = run(api, capsys, "nodes", "--output", "wide")
+    _, table, _ = run(api, capsys, "nodes")
+    assert "UUID" in wide and "GPU-" in wide and "UUID" not in table
+    _, as_json, _ = run(api, capsys, "top", "-o", "json")
+    assert yaml.safe_load(run(api, capsys, "top", "-o", "yaml")[1]) == json.loads(as_json)
+    assert run(api, capsys, "top", "-o", "name")[1] == "namespace/team\n"
+    assert run(api, capsys, "top", "pods", "-o", "name")[1] == "pod/pod-u1\npod/pod-u2\n"
+    assert run(api, capsys, "top", "-o", "wide")[1] == run(api, capsys, "top")[1]
 
 
 def test_top(api, capsys):
