@@ -10,9 +10,17 @@ import argparse
 import re
 from collections.abc import Iterator
 
-__all__ = ["SHELLS", "bash_completion", "man_page"]
+__all__ = [
+    "SHELLS",
+    "arguments_of",
+    "bash_completion",
+    "commands_of",
+    "man_page",
+    "values_of",
+    "zsh_completion",
+]
 
-SHELLS = ("bash",)
+SHELLS = ("bash", "fish", "zsh")
 _FILES, _DIRECTORIES = ("FILE", "FILE|nvml", "SOCKET", "PATH"), ("DIR", "DIRECTORY")
 
 
@@ -26,7 +34,7 @@ def man_page(parser: argparse.ArgumentParser, version: str, exit_status: str) ->
         ".SH OPTIONS", *_options(parser),
         ".SH COMMANDS",
     ]  # fmt: skip
-    for word, help_text, subcommand in _commands(parser):
+    for word, help_text, subcommand in commands_of(parser):
         lines += [f".SS {_roff(word)}", _roff(_usage(subcommand)), ".PP", _roff(_sentence(help_text))]
         if subcommand.description and subcommand.description != help_text:
             lines.append(_roff(_sentence(subcommand.description)))
@@ -39,7 +47,7 @@ def bash_completion(parser: argparse.ArgumentParser) -> str:
     """A script for bash: `source <(COMMAND completion bash)`."""
     name = parser.prog
     function = "_" + re.sub(r"\W", "_", name)
-    commands = list(_commands(parser))
+    commands = list(commands_of(parser))
     cases = "\n".join(
         f"    {_pattern(word)})\n{_case(subcommand)}\n      ;;" for word, _, subcommand in reversed(commands)
     )
@@ -48,7 +56,7 @@ def bash_completion(parser: argparse.ArgumentParser) -> str:
 {function}() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} command= word
   COMPREPLY=()
-  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+  for word in "${{COMP_WORDS[@]:1:$((COMP_CWORD-1))}}"; do
     case $word in -*) ;; *) command+="${{command:+ }}$word" ;; esac
   done
   case $command in
@@ -62,7 +70,15 @@ complete -o default -F {function} {name}
 """
 
 
-def _commands(
+def zsh_completion(parser: argparse.ArgumentParser) -> str:
+    """A script for zsh: `source <(COMMAND completion zsh)`. It is that of bash, which zsh's own bashcompinit runs."""
+    name = parser.prog
+    head = f"# zsh completion of {name}; made by `{name} completion zsh`"
+    begin = "(( $+functions[compdef] )) || { autoload -U compinit && compinit; }"
+    return f"{head}\n{begin}\nautoload -U bashcompinit && bashcompinit\n{bash_completion(parser)}"
+
+
+def commands_of(
     parser: argparse.ArgumentParser, prefix: str = ""
 ) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
     """Every subcommand, and every one of those, with its line of help and its parser; "dataset pack" is one."""
@@ -71,10 +87,11 @@ def _commands(
             for choice in action._choices_actions:
                 word = prefix + choice.dest
                 yield word, choice.help or "", action.choices[choice.dest]
-                yield from _commands(action.choices[choice.dest], f"{word} ")
+                yield from commands_of(action.choices[choice.dest], f"{word} ")
 
 
-def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+def arguments_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The flags and arguments of PARSER that its help shows."""
     hidden = (argparse._SubParsersAction, argparse._HelpAction)
     for action in parser._actions:
         if not isinstance(action, hidden) and action.help != argparse.SUPPRESS:
@@ -83,7 +100,7 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:
     return [
-        flag for action in (*_arguments(parser),) for flag in action.option_strings if flag.startswith("--")
+        flag for action in (*arguments_of(parser),) for flag in action.option_strings if flag.startswith("--")
     ] + ["--help"]
 
 
@@ -102,7 +119,7 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 
 def _options(parser: argparse.ArgumentParser) -> list[str]:
     lines = []
-    for action in _arguments(parser):
+    for action in arguments_of(parser):
         names = ", ".join(rf"\fB{_roff(flag)}\fR" for flag in action.option_strings)
         value = rf"\fI{_roff(_value(action))}\fR" if _value(action) else ""
         text = parser._get_formatter()._expand_help(action) if action.help else ""
@@ -110,33 +127,41 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
     return lines
 
 
+def values_of(action: argparse.Action) -> tuple[str, str]:
+    """What completes a value of ACTION: "words" and the words, "files", "directories", or nothing."""
+    value = _value(action)
+    if action.choices:
+        return "words", " ".join(map(str, action.choices))
+    if value in _DIRECTORIES:
+        return "directories", ""
+    if value in _FILES:
+        return "files", ""
+    if "|" in value and set(value) <= set("abcdefghijklmnopqrstuvwxyz-|"):
+        return "words", value.replace("|", " ")
+    return "", ""
+
+
 def _case(parser: argparse.ArgumentParser) -> str:
     """What can follow a subcommand: a value of the previous flag, or a flag."""
     branches = []
-    for action in _arguments(parser):
+    for action in arguments_of(parser):
         flags = "|".join(action.option_strings)
         if not flags or action.nargs == 0:
             continue
-        if action.choices:
-            wanted = f"-W {_quoted(' '.join(map(str, action.choices)))}"
-        elif _value(action) in _DIRECTORIES:
-            wanted = "-d"
-        elif _value(action) in _FILES:
-            wanted = "-f"
-        elif set(_value(action)) <= set("abcdefghijklmnopqrstuvwxyz-|") and "|" in _value(action):
-            wanted = f"-W {_quoted(_value(action).replace('|', ' '))}"
-        else:
+        kind, words = values_of(action)
+        wanted = {"words": f"-W {_quoted(words)}", "directories": "-d", "files": "-f"}.get(kind)
+        if wanted is None:
             branches.append(f"        {flags}) ;;")
             continue
         branches.append(f'        {flags}) COMPREPLY=($(compgen {wanted} -- "$current")) ;;')
     rest = " ".join(_flags(parser))
     choices = [
         str(choice)
-        for action in _arguments(parser)
+        for action in arguments_of(parser)
         if not action.option_strings
         for choice in action.choices or ()
     ]
-    choices += [word for word, _, _ in _commands(parser) if " " not in word]
+    choices += [word for word, _, _ in commands_of(parser) if " " not in word]
     rest = " ".join([*choices, rest])
     branches.append(f'        *) COMPREPLY=($(compgen -W {_quoted(rest)} -- "$current")) ;;')
     return "      case $previous in\n" + "\n".join(branches) + "\n      esac"

@@ -33,11 +33,11 @@ def test_the_version_is_asked_for_as_everywhere(name, capsys):
 def test_the_page_has_every_command_and_flag_of_the_help(name, capsys):
     page = printed(capsys, name, "man")
     parser = PARSERS[name]()
-    flags = {flag for _, _, one in manual._commands(parser) for flag in manual._flags(one)} - {"--help"}
+    flags = {flag for _, _, one in manual.commands_of(parser) for flag in manual._flags(one)} - {"--help"}
     assert len(flags) > 5
     for flag in flags:
         assert rf"\fB{flag.replace('-', chr(92) + '-')}\fR" in page
-    for word, _, _ in manual._commands(parser):
+    for word, _, _ in manual.commands_of(parser):
         assert f".SS {manual._roff(word)}\n" in page
     assert "%" not in re.sub(r"\d%(?!%)", "", page), "no format of argparse is left, other than numbers"
 
@@ -96,3 +96,33 @@ def test_text_cannot_become_a_request_of_the_page():
     assert manual._roff(".so /etc/passwd") == r"\&.so /etc/passwd"
     assert manual._roff("'x") == r"\&'x"
     assert manual._roff(r"a\fBb") == r"a\efBb"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_fish_has_every_command_and_flag(name, capsys):
+    script = printed(capsys, name, "completion", "fish")
+    lines = script.splitlines()
+    for word, _, parser in manual.commands_of(PARSERS[name]()):
+        *_, last = word.split()
+        assert any(f" -a '{last}' -d " in line for line in lines), word
+        for flag in set(manual._flags(parser)) - {"--help"}:
+            seen = f"__fish_seen_subcommand_from {last}"
+            assert any(seen in line and f" -l {flag[2:]}" in line for line in lines), (word, flag)
+    if fish := shutil.which("fish"):
+        subprocess.run([fish, "--no-execute"], input=script, text=True, timeout=60, check=True)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_zsh_runs_the_completion_of_bash(name, capsys):
+    script = printed(capsys, name, "completion", "zsh")
+    assert script.endswith(printed(capsys, name, "completion", "bash"))
+    assert "bashcompinit" in script.partition("# bash")[0]
+    assert not re.search(r"\[@\]:\d+:[A-Z]", script), "zsh takes a letter there for a modifier"
+    if zsh := shutil.which("zsh"):
+        subprocess.run([zsh, "-n"], input=script, text=True, timeout=60, check=True)
+
+
+def test_fish_offers_values_of_a_flag(capsys):
+    script = printed(capsys, "gigaslice", "completion", "fish")
+    (line,) = [line for line in script.splitlines() if "_from nodes'" in line and " -l format" in line]
+    assert " -s o -l output -x -a 'table wide json yaml name svg' -d " in line
