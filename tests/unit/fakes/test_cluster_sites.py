@@ -22,6 +22,7 @@ def test_a_dataset_site_whose_set_up_fails(monkeypatch):
 
     monkeypatch.setenv("K8S_NODE_KUBECONFIG", "none")
     monkeypatch.setenv("K8S_NODE", "none")
+    monkeypatch.setattr(DatasetSite, "kubectl", lambda *_, **__: "")
     monkeypatch.setattr(DatasetSite, "_install", refused)
     with pytest.raises(AssertionError, match="refused"):
         DatasetSite().__enter__()
