@@ -135,7 +135,9 @@ LONG = ["/tmp/" + "a" * 300, "/tmp/" + "/".join(["a" * 200] * 25)]
     ["node", "--inventory"], ["doctor", "--state-dir"],
 ], ids=" ".join)  # fmt: skip
 def test_a_path_that_is_too_long_is_said_to_be(words, path, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("GIGASLICE_STATE_DIR", str(tmp_path / "state"))  # the default is made for nobody who did not ask
+    monkeypatch.setenv(
+        "GIGASLICE_STATE_DIR", str(tmp_path / "state")
+    )  # the default is made for nobody who did not ask
     assert main([*words, path]) in (1, 2, 3)
     err = capsys.readouterr().err
     assert "too long" in err or "shorter" in err
