@@ -173,12 +173,16 @@ class ClaimWaking:
             await self._wake_those_with_ours([pod for pod in due if not asked(pod)], unasked=True)
 
     def _asked(self) -> Callable[[Pod], bool]:
-        """Returns what tells whether the kubelet has been given all claims of a pod, and no other pod has them."""
-        claims = {
-            origin.uid for allocation in self._store.table.allocations if (origin := claim_of(allocation))
-        }
+        """Returns what tells whether the kubelet has been given all claims of a pod, and no other pod has them.
+
+        A pod made anew under the name of one that is still being removed has another UID, as has its claim.
+        """
+        users: dict[str, set[str]] = {}
+        for allocation in self._store.table.allocations:
+            if (origin := claim_of(allocation)) is not None and not allocation.ended:
+                users.setdefault(origin.uid, set()).update(consumer.uid for consumer in origin.consumers)
         answered = self._answered()
-        for name in [name for name, uid in answered.items() if uid not in claims]:
+        for name in [name for name, uid in answered.items() if uid not in users]:
             del answered[name]
         pods = Counter(
             (pod.namespace, own.claim) for pod in self._cluster.pods.values() for own in pod.claims
@@ -186,7 +190,9 @@ class ClaimWaking:
 
         def asked(pod: Pod) -> bool:
             names = [(pod.namespace, own.claim) for own in pod.claims]
-            return all(name in answered and pods[name] == 1 for name in names)
+            return all(
+                name in answered and pod.uid in users[answered[name]] and pods[name] == 1 for name in names
+            )
 
         return asked
 

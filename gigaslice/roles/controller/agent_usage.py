@@ -26,6 +26,7 @@ from gigaslice.kubeapi.client import ApiFailure, KubeClient
 from gigaslice.runtime.files import read_file
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.tasks import all_of
 
 __all__ = ["AgentUsage", "metrics_address"]
 
@@ -130,7 +131,7 @@ class AgentUsage:
             self._answers.pop(node, None)
 
         self._problems = {}
-        await asyncio.gather(*(ask(node, urls) for node, urls in self._turn()))
+        await all_of(*(ask(node, urls) for node, urls in self._turn()))
         self._log_problems()
         self.revision += 1
 

@@ -229,6 +229,16 @@ def test_a_pod_whose_claims_the_kubelet_was_given_is_left_to_its_runtime(make_no
     assert looked_at(node, 200.0, 203.0) == ["train"]
 
 
+def test_a_pod_of_the_same_name_is_woken_while_the_one_before_still_has_its_memory(make_node):
+    """It was deleted by force and made again, with its claim; the kubelet has not unprepared the older one yet."""
+    node = make_node()
+    asyncio.run(node.prepare(node.reserve(claim("c", result(0, 4)), claiming("train"))))
+    node.reserve(
+        replace(claim("c", result(0, 4)), uid="uid-again"), replace(claiming("train"), uid="uid-train-again")
+    )
+    assert looked_at(node, 0.0, 3.0) == ["train"]
+
+
 def test_several_pods_are_woken_at_a_time(make_node, monkeypatch):
     node = make_node()
     for number in range(20):
