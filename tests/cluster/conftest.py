@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from tests.cluster.claim_promises import promises_kept
 from tests.cluster.claims_node import CDI, ClaimNode
 from tests.cluster.control_plane import ControlPlane, find_binaries
 from tests.cluster.node_kills import GPUS
-from tests.cluster.test_node import Existing
+from tests.cluster.test_node import Existing, existing_node
 
 
 @pytest.fixture(scope="session")
@@ -41,16 +40,7 @@ def roles_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPla
 @pytest.fixture(scope="session")
 def claims_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimNode]:
     """A node with a real kubelet whose agent serves claims."""
-    wanted = ("K8S_NODE_KUBECONFIG", "K8S_NODE", "K8S_NODE_IMAGE")
-    missing = [name for name in wanted if not os.environ.get(name)]
-    if missing or os.geteuid():
-        pytest.skip(
-            f"no node with a real kubelet: {', '.join(missing) or 'root'} is missing (tests/cluster/test_node.py)"
-        )
-    binaries = find_binaries()
-    if isinstance(binaries, str):
-        pytest.skip(binaries)
-    path, name, image = (os.environ[each] for each in wanted)
+    binaries, path, name, image = existing_node()
     with Existing(tmp_path_factory.mktemp("claims"), binaries, Path(path)) as plane:
         assert not list(CDI.glob("gigaslice.io-*")), "another agent has left claims there"
         with ClaimNode(plane, name, image) as node:

@@ -284,8 +284,8 @@ def read_checkpoint(document: Document, names: Mapping[str, str]) -> dict[tuple[
     return found
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def existing_node() -> tuple[Mapping[str, str], str, str, str]:
+    """The control plane's binaries, the kubeconfig, the node and the image; skips the test where one is missing."""
     wanted = ("K8S_NODE_KUBECONFIG", "K8S_NODE", "K8S_NODE_IMAGE")
     missing = [name for name in wanted if not os.environ.get(name)]
     if missing or os.geteuid():
@@ -296,6 +296,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     if isinstance(binaries, str):
         pytest.skip(binaries)
     path, node, image = (os.environ[name] for name in wanted)
+    return binaries, path, node, image
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    binaries, path, node, image = existing_node()
     with (
         Existing(tmp_path_factory.mktemp("node"), binaries, Path(path)) as plane,
         Site(plane, node, image) as found,
