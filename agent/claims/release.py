@@ -40,6 +40,7 @@ _COMPARE_SECONDS = (
     60.0  # that a claim has no pod before it is compared with the API server's, and between two times
 )
 _READ_SECONDS = 5.0
+_NEWS_SECONDS = 0.2  # that the watch of the pods may be behind the kubelet
 
 
 class ClaimRelease:
@@ -88,6 +89,8 @@ class ClaimRelease:
 
     async def unprepare(self, name: ClaimName) -> str:
         """Gives a claim up. Returns why that failed; an empty text where it is done, or was before."""
+        if of_claim(self._store.table, name.uid):
+            await self._wait_for_ending_pods(name)
         if not of_claim(self._store.table, name.uid):
             self._attached.pop(name.uid, None)
         elif users := await self._users(name):
@@ -154,6 +157,17 @@ class ClaimRelease:
         while True:
             await self._cluster.news(_COMPARE_SECONDS)
             self._alarm.ring()
+
+    async def _wait_for_ending_pods(self, name: ClaimName) -> None:
+        """Returns once no pod is shown that has a claim, or after a short while.
+
+        The kubelet's call can come before the watch shows that the pod is being deleted, most of all where the pod has
+        no container yet. An answer at once would leave the memory counted here after the API server has given it away.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _NEWS_SECONDS
+        while self._live_pods(name.namespace, name.name) and (remaining := until - loop.time()) > 0:
+            await self._cluster.news(remaining)
 
     def _live_pods(self, namespace: str, claim: str) -> tuple[Pod, ...]:
         """Returns the pods that have a claim and have not ended, as far as the API server shows them."""

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.accounting.presence import Presence
+from agent.claims.messages import ClaimName
 from gigaslice.core.errors import StorageError
 from gigaslice.kubeapi.failures import ApiFailure
 from tests.fakes.claims_of_node import claim, claiming, result
@@ -95,6 +96,22 @@ def test_a_pod_that_attaches_while_it_is_unprepared_keeps_it(node, prepared):
     node.cluster.put(claiming("late", phase="Succeeded"))
     run(node.release.look())
     assert not node.store.table.allocations and not node.cdi.claims()
+
+
+def test_a_pod_whose_deletion_the_watch_shows_after_the_call_keeps_nothing(node, prepared):
+    node.cluster.put(claiming("deleted"))
+
+    async def shown_late():
+        answer = asyncio.create_task(
+            node.release.unprepare(ClaimName(prepared.namespace, prepared.name, prepared.uid))
+        )
+        await asyncio.sleep(0.02)
+        assert not answer.done()
+        node.cluster.put(claiming("deleted", ending=True))
+        return await answer
+
+    assert run(shown_late()) == ""
+    assert not node.store.table.allocations, "released before the answer"
 
 
 def test_prepared_again_while_a_pod_was_attached_it_stays(node, prepared):
