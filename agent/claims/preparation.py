@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from agent.accounting.presence import Presence, find_mounted
 from agent.allocation.request import ImpossibleError
 from agent.allocation.service import AllocationService
 from agent.allocation.start import StartBlocker, StartChecks
@@ -25,13 +26,14 @@ from agent.claims.cdi_files import CdiFiles, cdi_name
 from agent.claims.claim_events import ClaimEvents
 from agent.claims.claim_reader import ClaimReader
 from agent.claims.claim_request import ClaimRequest, claim_request
+from agent.claims.earlier_allocations import EarlierAllocations
 from agent.claims.messages import ClaimName, PrepareAnswer, PreparedDevice
 from agent.persistence.store import Store
 from agent.providers.container_edits import ContainerEdits, gpu_edits, quota_mounts
 from gigaslice.core.allocation.table import Allocation
 from gigaslice.core.claims.consumers import claim_consumers, claim_groups, misuse
 from gigaslice.core.claims.names import device_name
-from gigaslice.core.claims.origin import ClaimOrigin, claim_of, of_claim, with_consumers
+from gigaslice.core.claims.origin import claim_of, of_claim, with_consumers
 from gigaslice.core.claims.parameters import claim_options
 from gigaslice.core.claims.resource_claim import ResourceClaim
 from gigaslice.core.errors import GigasliceError
@@ -83,6 +85,7 @@ class ClaimPreparation:
         visible_devices: str,
         boot_id: str,
         allocated: Callable[[], None],
+        present: Callable[[Collection[str]], Presence] = find_mounted,
     ) -> None:
         """Initializes it.
 
@@ -99,6 +102,7 @@ class ClaimPreparation:
             visible_devices: How GPUs are named to the runtime, "env" or "cdi".
             boot_id: The boot of the machine.
             allocated: Called when allocations were made.
+            present: Finds the allocations that processes of the node have mounted. Blocks.
         """
         self.refused: dict[str, ClaimName] = {}
         self.answered: dict[tuple[str, str], str] = {}
@@ -114,6 +118,7 @@ class ClaimPreparation:
         self._visible_devices = visible_devices
         self._boot_id = boot_id
         self._allocated = allocated
+        self._earlier = EarlierAllocations(store, service, present)
         self._events = ClaimEvents(cluster)
         self._calls: dict[str, _Calls] = {}
         self._again_at: dict[
@@ -233,7 +238,7 @@ class ClaimPreparation:
 
     async def _allocations(self, claim: ResourceClaim, pods: Sequence[Pod]) -> tuple[Allocation, ...]:
         """Returns the allocations of a claim, made now or before, with all their files."""
-        prepared = self._prepared(claim)
+        prepared = await self._earlier.of(claim, pods, lambda group: self._request(claim, group, pods))
         requests = claim.requests
         groups = tuple(origin.requests for _, origin in prepared) or claim_groups(requests, pods, claim.name)
         for pod in pods:
@@ -260,23 +265,6 @@ class ClaimPreparation:
             },
         )
         return tuple(followed)
-
-    def _prepared(self, claim: ResourceClaim) -> tuple[tuple[Allocation, ClaimOrigin], ...]:
-        """Returns the allocations that a claim has already.
-
-        A claim without pods can lose its devices and be given others. Then nobody has a right to what it had before.
-        """
-        prepared = of_claim(self._store.table, claim.uid)
-        present = {(result.request, result.pool, result.device, result.share_id) for result in claim.results}
-        if all(
-            (device.request, device.pool, device.device, device.share_id) in present
-            for _, origin in prepared
-            for device in origin.devices
-        ):
-            return prepared
-        self._log.info("claim has other devices by now", claim=str(claim), uid=claim.uid)
-        self._service.release([allocation.id for allocation, _ in prepared])
-        return ()
 
     async def _other_claims(self, pod: Pod, claim: ResourceClaim) -> list[str]:
         """Returns the names of further claims with devices of ours that a container of a pod has beside this one."""

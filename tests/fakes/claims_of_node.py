@@ -121,6 +121,8 @@ class ClaimNode:
             patience=0.3, unwatched_patience=0.2, margin=0.0, report_after=9.0, interval=0.01
         )
         self.waiter = StartWaiter(self.store, lambda: None, quick)
+        self.mounted: set[str] = set()
+        present = lambda ids: Presence(frozenset(ids) & self.mounted, others=True)  # noqa: E731
         self.preparation = ClaimPreparation(
             self.store,
             service,
@@ -134,9 +136,9 @@ class ClaimNode:
             visible_devices="env",
             boot_id="boot-1",
             allocated=lambda: None,
+            present=present,
         )
         self.now = 0.0
-        self.mounted: set[str] = set()
         self.release = ClaimRelease(
             self.store,
             service,
@@ -145,7 +147,7 @@ class ClaimNode:
             self.cdi,
             preparing=self.preparation.preparing,
             awaited=lambda: bool(self.waiter.waiting or self.preparation.refused),
-            present=lambda ids: Presence(frozenset(ids) & self.mounted, others=True),
+            present=present,
             clock=lambda: self.now,
         )
         self.service = Claims(self.preparation, self.release)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from gigaslice.core.allocation.consumer import Consumer
 from gigaslice.core.allocation.table import Allocation, AllocationTable
+from gigaslice.core.model import Share
 
-__all__ = ["ClaimDevice", "ClaimOrigin", "claim_key", "claim_of", "of_claim", "with_consumers"]
+__all__ = ["ClaimDevice", "ClaimOrigin", "claim_key", "claim_of", "of_claim", "with_consumers", "with_shares"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +109,24 @@ def with_consumers(allocation: Allocation, consumers: Sequence[Consumer]) -> All
     if origin is None or origin.consumers == tuple(consumers):
         return allocation
     return replace(allocation, origin=replace(origin, consumers=tuple(consumers)))
+
+
+def with_shares(allocation: Allocation, origin: ClaimOrigin, shares: Iterable[Share]) -> Allocation | None:
+    """The allocation of a claim for devices that the claim was given anew.
+
+    Args:
+        allocation: What the claim has.
+        origin: The claim with its devices of now.
+        shares: What these have of each GPU.
+
+    Returns:
+        The allocation with these devices; None where they are other GPUs or amounts.
+    """
+    before = claim_of(allocation)
+    given = {
+        hold.gpu: (hold.memory_bytes // hold.slice_bytes, allocation.cores_of(hold.gpu))
+        for hold in allocation.holds
+    }
+    if before is None or given != {share.gpu: (share.slices, share.cores) for share in shares}:
+        return None
+    return replace(allocation, origin=replace(before, devices=origin.devices))

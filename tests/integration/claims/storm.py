@@ -41,6 +41,8 @@ GIB = 1 << 30
 GPUS, SIZE = 3, 16
 MOST_PODS = 14
 NEVER = 3600.0
+LONGEST_DELAY = 5.0  # that one restart of anything may cost a pod, in seconds
+LULL_AFTER = 25  # rounds
 TIMES = replace(
     CLAIM_QUICK,
     claims=replace(CLAIM_QUICK.claims, call_s=45.0, resync_s=NEVER, register_after_s=0.3),
@@ -54,6 +56,9 @@ class ClaimStorm:
         self.rng = random.Random(seed)
         self.counts: dict[str, int] = {}
         self.delays: list[float] = []  # from the binding of a pod to its start, in seconds
+        self.lulls: list[
+            float
+        ] = []  # from the last restart to the start of every pod that was bound, in seconds
         api.answers.pod_policy = True
         api.create("deviceclasses", class_document())
         kubelet = FakeKubelet(directory / "kubelet", seed, settings=TIMES, runtime=Runtime("plain"), api=api)
@@ -99,12 +104,14 @@ class ClaimStorm:
             + [self._kill_front] * 3
             + [self._restart_kubelet, self._wipe, self._hand_over, self._force_while_away]
         )
-        for _ in range(rounds):
+        for number in range(1, rounds + 1):
             if time.monotonic() > until or self._failures:
                 break
             time.sleep(self.rng.random() ** 2 * 1.2)
             self._look_after_the_agent()
             self.rng.choice(weather)()
+            if number % LULL_AFTER == 0:
+                self._lull()
         self._raise()
 
     def end(self) -> None:
@@ -148,7 +155,12 @@ class ClaimStorm:
         if delays:
             p99 = delays[int(len(delays) * 0.99)]
             times = f"median {statistics.median(delays):.2f} s, p99 {p99:.2f} s, longest {delays[-1]:.2f} s"
-        return {**self.counts, "from a pod's binding to its start": times}
+        lulls = f"longest of {len(self.lulls)}: {max(self.lulls):.2f} s" if self.lulls else "-"
+        return {
+            **self.counts,
+            "from a pod's binding to its start": times,
+            "from the last restart to every start": lulls,
+        }
 
     def _look_after_the_agent(self) -> None:
         """A front whose first agent is killed before it serves ends with it, and the kubelet starts the container."""
@@ -314,6 +326,21 @@ class ClaimStorm:
                 compare_containers(self._pods, SIZE * GIB)
             self._count("comparisons")
 
+    def _lull(self) -> None:
+        """Nothing dies until every pod that is bound by now runs, or is deleted."""
+        since = time.monotonic()
+        with self._lock:
+            bound = [pod for pod in self._pods if pod.bound]
+
+        def all_run() -> bool:
+            self._look_after_the_agent()
+            with self._lock:
+                left = [pod for pod in bound if pod in self._pods and pod.bound]
+                return bool(self._failures) or all(pod.phase == "Running" for pod in left)
+
+        wait_until(all_run, "every pod that is bound to run")
+        self.lulls.append(time.monotonic() - since)
+
     def _calm(self) -> bool:
         self._look_after_the_agent()
         with self._lock:
@@ -347,6 +374,7 @@ def main() -> int:
             storm.begin()
             storm.blow(options.kills)
             storm.end()
+            assert max(storm.lulls) <= LONGEST_DELAY, "a pod was delayed for too long by a restart"
         finally:
             print(json.dumps(storm.report(), indent=1), flush=True)
             storm.stop()

@@ -345,22 +345,6 @@ def test_a_claim_of_the_same_name_is_another_one(node):
     assert node.cdi.claims() == {"uid-c", "uid-2"}
 
 
-def test_devices_that_were_allocated_anew_are_prepared_anew(node):
-    """The claim has lost its pods and got another one, and a process still has what it was given before."""
-    one = node.reserve(claim("c", result(0, 8)), claiming("train"))
-    run(node.prepare(one))
-    (before,) = node.store.table.allocations
-    node.cluster.pods.clear()
-    node.mounted = {before.id}
-    run(node.unprepare(one))
-    assert node.store.table.allocations == (before,)
-    node.reserve(replace(one, results=(result(1, 4),)), claiming("next"))
-    (answer,) = run(node.prepare(one))
-    (after,) = node.store.table.allocations
-    assert after.quota() == {uuid(1): 4 * GIB}
-    assert [device.device for device in answer.devices] == [device_name(uuid(1))]
-
-
 def test_a_pod_that_the_watch_does_not_show_yet_is_read(node, monkeypatch):
     """The other one that the claim is reserved for is about to end."""
     late = claiming("late")

@@ -1,0 +1,99 @@
+"""What a claim has already when the kubelet asks for it, where the API server has given it other devices since."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+
+from agent.accounting.presence import Presence
+from agent.allocation.request import NotExecutableError
+from agent.allocation.service import AllocationService
+from agent.claims.claim_request import ClaimRequest
+from agent.persistence.store import Store
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.claims.origin import ClaimOrigin, of_claim, with_shares
+from gigaslice.core.claims.resource_claim import ResourceClaim
+from gigaslice.core.model import Pod
+from gigaslice.runtime.logs import get_logger
+
+__all__ = ["EarlierAllocations"]
+
+Allocations = tuple[tuple[Allocation, ClaimOrigin], ...]
+
+
+class EarlierAllocations:
+    """Tells what of a claim's allocations still holds.
+
+    A claim without pods can lose its devices and be given others. Then nobody has a right to what it had before, but
+    for a pod that the kubelet has started with it: after a forced deletion the kubelet gives a later pod of the claim
+    its answer of before, and asks again only after a restart of its own.
+    """
+
+    def __init__(
+        self, store: Store, service: AllocationService, present: Callable[[Collection[str]], Presence]
+    ) -> None:
+        """Initializes it.
+
+        Args:
+            store: The allocation table.
+            service: Releases allocations.
+            present: Finds the allocations that processes of the node have mounted. Blocks.
+        """
+        self._store = store
+        self._service = service
+        self._present = present
+        self._log = get_logger("claims")
+
+    async def of(
+        self, claim: ResourceClaim, pods: Sequence[Pod], request: Callable[[Sequence[str]], ClaimRequest]
+    ) -> Allocations:
+        """Returns the allocations that a claim has, and has a right to; none where new ones are to be made.
+
+        Args:
+            claim: The claim as it is now.
+            pods: Those that it is reserved for, as far as they are known.
+            request: Returns what some of its requests ask for now.
+
+        Raises:
+            NotExecutableError: A container runs with other GPUs than the claim has now.
+            StorageError: The allocation table cannot be written.
+        """
+        prepared = of_claim(self._store.table, claim.uid)
+        present = {(result.request, result.pool, result.device, result.share_id) for result in claim.results}
+        if all(
+            (device.request, device.pool, device.device, device.share_id) in present
+            for _, origin in prepared
+            for device in origin.devices
+        ):
+            return prepared
+        self._log.info("claim has other devices by now", claim=str(claim), uid=claim.uid)
+        running_uids = {pod.uid for pod in pods if pod.phase == "Running"}
+        used = {
+            allocation.id: str(consumer.ref)
+            for allocation, origin in prepared
+            for consumer in origin.consumers
+            if consumer.uid in running_uids
+        }
+        if used:
+            kept = _with_shares(prepared, [request(origin.requests) for _, origin in prepared])
+            if len(kept) == len(prepared):
+                self._store.update(self._store.table.replaced(kept))
+                return of_claim(self._store.table, claim.uid)
+            mounted = (await asyncio.to_thread(self._present, used)).mounted
+            if containers := sorted({used[allocation_id] for allocation_id in mounted}):
+                raise NotExecutableError(
+                    f"claim {claim} was given other GPUs after a pod of it was deleted by force, and "
+                    f"{', '.join(containers)} runs with those of before; delete that pod, or give this pod a claim of "
+                    "its own"
+                )
+        self._service.release([allocation.id for allocation, _ in prepared])
+        return ()
+
+
+def _with_shares(prepared: Allocations, requests: Sequence[ClaimRequest]) -> list[Allocation]:
+    """Returns the allocations with the devices of now, without those that would have other GPUs or amounts."""
+    same = (
+        with_shares(allocation, request.claim_origin, request.request.assigned or ())
+        for (allocation, _), request in zip(prepared, requests, strict=True)
+    )
+    return [allocation for allocation in same if allocation is not None]

@@ -1,0 +1,93 @@
+"""A claim that has other devices than it was prepared with, and the pods that run with those of before."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from gigaslice.core.claims.names import device_name
+from gigaslice.core.claims.origin import claim_of
+from tests.fakes.claims_of_node import claim, claiming, result
+from tests.fakes.gpus import GIB, uuid
+
+
+def run(work):
+    return asyncio.run(work)
+
+
+@pytest.fixture
+def running(node):
+    """A claim of 8 GiB that was given out anew after a forced deletion, and a pod that runs with what was before.
+
+    The kubelet has not asked for that pod: it had the answer for the one that was deleted.
+    """
+    one = node.reserve(claim("c", result(0, 8)), claiming("deleted"))
+    run(node.prepare(one))
+    (allocation,) = node.store.table.allocations
+    node.cluster.pods.clear()
+    node.cluster.put(claiming("running", phase="Running"))
+    node.following.follow()
+    node.mounted = {allocation.id}
+    return one
+
+
+def given_anew(node, one, *results):
+    """The claim with these devices, reserved for another pod beside the one that runs."""
+    anew = replace(one, results=tuple(replace(own, share_id=f"{own.share_id}-anew") for own in results))
+    return node.reserve(anew, claiming("running", phase="Running"), claiming("next"))
+
+
+def test_the_same_gpu_and_amount_are_the_same_allocation(node, running):
+    (before,) = node.store.table.allocations
+    (answer,) = run(node.prepare(given_anew(node, running, result(0, 8))))
+    assert not answer.error and [device.share_id for device in answer.devices] == ["share-0-gpu-anew"]
+    (after,) = node.store.table.allocations
+    assert after.id == before.id and node.store.dirs.path(after.id).is_dir()
+    assert [device.share_id for device in claim_of(after).devices] == ["share-0-gpu-anew"]
+    assert [consumer.ref.pod for consumer in after.consumers] == ["next", "running"], "both are in one quota"
+    assert run(node.prepare(node.claims.by_name["default", "c"])) == [answer]
+
+
+@pytest.mark.parametrize("anew", [result(1, 8), result(0, 4), result(0, 8, cores=30)])
+def test_other_gpus_or_amounts_are_refused_while_a_container_runs_with_those_of_before(node, running, anew):
+    (before,) = node.store.table.allocations
+    (answer,) = run(node.prepare(given_anew(node, running, anew)))
+    assert (
+        "default/running/main runs with those of before" in answer.error and "delete that pod" in answer.error
+    )
+    assert node.store.table.allocations == (before,) and node.store.dirs.path(before.id).is_dir()
+
+
+def test_once_that_container_has_ended_they_are_prepared(node, running):
+    node.mounted = set()
+    (answer,) = run(node.prepare(given_anew(node, running, result(1, 4))))
+    (after,) = node.store.table.allocations
+    assert not answer.error and after.quota() == {uuid(1): 4 * GIB}
+
+
+def test_what_a_deleted_pod_still_has_keeps_nobody_out(node, running):
+    """The pod that the claim is reserved for has not been started; the container is that of the deleted one."""
+    node.cluster.pods.clear()
+    one = node.reserve(replace(running, results=(result(1, 4),)), claiming("next"))
+    node.following.follow()
+    (answer,) = run(node.prepare(one))
+    (after,) = node.store.table.allocations
+    assert not answer.error and after.quota() == {uuid(1): 4 * GIB}
+
+
+def test_devices_that_were_allocated_anew_are_prepared_anew(node):
+    """The claim has lost its pods and got another one, and a process still has what it was given before."""
+    one = node.reserve(claim("c", result(0, 8)), claiming("train"))
+    run(node.prepare(one))
+    (before,) = node.store.table.allocations
+    node.cluster.pods.clear()
+    node.mounted = {before.id}
+    run(node.unprepare(one))
+    assert node.store.table.allocations == (before,)
+    node.reserve(replace(one, results=(result(1, 4),)), claiming("next"))
+    (answer,) = run(node.prepare(one))
+    (after,) = node.store.table.allocations
+    assert after.quota() == {uuid(1): 4 * GIB}
+    assert [device.device for device in answer.devices] == [device_name(uuid(1))]
