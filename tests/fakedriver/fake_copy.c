@@ -58,7 +58,7 @@ static CUresult copy(const CUDA_MEMCPY3D *box) {
   return copy_box(box);
 }
 
-static CUresult copy_on(const CUDA_MEMCPY3D *box, CUstream stream) {
+CUresult copy_on(const CUDA_MEMCPY3D *box, CUstream stream) {
   CUcontext context;
   CUstream own;
   NONNULL(box);
@@ -71,10 +71,7 @@ static CUresult copy_on(const CUDA_MEMCPY3D *box, CUstream stream) {
 
 #define HOST(type, at) .type##MemoryType = CU_MEMORYTYPE_HOST, .type##Host = (void *)(at)
 #define DEVICE(type, at) .type##MemoryType = CU_MEMORYTYPE_DEVICE, .type##Device = (at)
-#define UNIFIED(type, at) .type##MemoryType = CU_MEMORYTYPE_UNIFIED, .type##Device = (at)
 #define ARRAY(type, at, offset) .type##MemoryType = CU_MEMORYTYPE_ARRAY, .type##Array = (at), .type##XInBytes = (offset)
-
-#define LINE_OF(n, ...) (&(CUDA_MEMCPY3D){__VA_ARGS__, .WidthInBytes = (n), .Height = 1, .Depth = 1})
 
 ENTRY(cuMemcpyHtoD, (CUdeviceptr_v1 d, const void *s, unsigned n), copy, (LINE_OF(n, HOST(src, s), DEVICE(dst, d))))
 ENTRY_PTDS(cuMemcpyHtoD_v2, (CUdeviceptr d, const void *s, size_t n), copy, (LINE_OF(n, HOST(src, s), DEVICE(dst, d))))
@@ -169,36 +166,3 @@ ENTRY(cuMemcpy3DAsync, (const CUDA_MEMCPY3D_v1 *p, CUstream stream), copy_on, (S
 ENTRY_PTSZ(cuMemcpy3DAsync_v2, (const CUDA_MEMCPY3D *p, CUstream stream), copy_on, (SOLID(p), stream))
 ENTRY_PTDS(cuMemcpy3DPeer, (const CUDA_MEMCPY3D_PEER *p), copy, (SOLID(p)))
 ENTRY_PTSZ(cuMemcpy3DPeerAsync, (const CUDA_MEMCPY3D_PEER *p, CUstream stream), copy_on, (SOLID(p), stream))
-
-/* --- batches ---------------------------------------------------------------------------------------------------- */
-
-static CUresult batch(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUstream stream,
-                      size_t *failed) {
-  if (failed) *failed = SIZE_MAX;
-  if (!to || !from || !sizes || !count || !stream) return CUDA_ERROR_INVALID_VALUE;
-  for (size_t i = 0; i < count; i++) {
-    CUresult result = copy_on(LINE_OF(sizes[i], UNIFIED(src, from[i]), UNIFIED(dst, to[i])), stream);
-    if (result == CUDA_SUCCESS) continue;
-    if (failed) *failed = i;
-    return result;
-  }
-  return CUDA_SUCCESS;
-}
-#define BATCH_1(symbol) \
-  CUresult symbol(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, \
-                  size_t *indices, size_t number, size_t *failed, CUstream stream) { \
-    ENTER(symbol); \
-    (void)attributes, (void)indices, (void)number; \
-    return batch(to, from, sizes, count, stream, failed); \
-  }
-#define BATCH_2(symbol) \
-  CUresult symbol(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, \
-                  size_t *indices, size_t number, CUstream stream) { \
-    ENTER(symbol); \
-    (void)attributes, (void)indices, (void)number; \
-    return batch(to, from, sizes, count, stream, NULL); \
-  }
-BATCH_1(cuMemcpyBatchAsync)
-BATCH_1(cuMemcpyBatchAsync_ptsz)
-BATCH_2(cuMemcpyBatchAsync_v2)
-BATCH_2(cuMemcpyBatchAsync_v2_ptsz)

@@ -7,6 +7,9 @@
 
 /* What one copy is: bytes from place to place, or a box. */
 CUresult copy_box(const CUDA_MEMCPY3D *box);
+CUresult copy_on(const CUDA_MEMCPY3D *box, CUstream stream);
+#define UNIFIED(type, at) .type##MemoryType = CU_MEMORYTYPE_UNIFIED, .type##Device = (at)
+#define LINE_OF(n, ...) (&(CUDA_MEMCPY3D){__VA_ARGS__, .WidthInBytes = (n), .Height = 1, .Depth = 1})
 struct fill {
   CUdeviceptr address;
   size_t pitch; /* 0: one row */

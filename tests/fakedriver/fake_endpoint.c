@@ -1,12 +1,14 @@
 /* Logical endpoints: objects with a number, to which memory of one GPU or several is bound. Complete at once.
- * Must not depend on other processes: export and import are not supported, as on a machine without a fabric.
+ * Must not depend on other processes: what one exports, no other can import, as on a machine without a fabric.
  * Tests: tests/unit/fakedriver/test_vmm_sharing.py. */
 #include "fake_vmm.h"
+
+#include <unistd.h>
 
 enum { ENDPOINTS = 256 };
 
 static struct endpoint {
-  int reserved;
+  int reserved, exportable;
   struct memory *object; /* NULL: none */
 } endpoints[ENDPOINTS];
 
@@ -81,6 +83,7 @@ CUresult cuLogicalEndpointCreate(CUlogicalEndpointId id, const CUlogicalEndpoint
     object->devices_required = alone ? 1 : prop->multicast.numDevices;
     object->devices = alone ? 1u << device_gpu[prop->unicast.device] : 0;
     endpoints[id].object = object;
+    endpoints[id].exportable = (int)prop->ipcHandleTypes;
   } else if (!result) {
     result = CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -146,16 +149,44 @@ CUresult cuLogicalEndpointUnbind(CUlogicalEndpointId id, CUdevice device, cuuint
   return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* What is exported can be imported in the same process: there it is the same object under another number. */
+struct exported {
+  char magic[16];
+  int32_t pid;
+  CUlogicalEndpointId id;
+};
+static const char magic[16] = "fake endpoint 1";
+
 CUresult cuLogicalEndpointExport(void *handle, CUlogicalEndpointId id, CUlogicalEndpointIpcHandleType type) {
   ENTER(cuLogicalEndpointExport);
-  (void)id, (void)type;
-  return handle ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+  if (!handle || type != CU_LOGICAL_ENDPOINT_IPC_HANDLE_TYPE_FABRIC) return CUDA_ERROR_INVALID_VALUE;
+  struct exported made = {.pid = getpid(), .id = id};
+  memcpy(made.magic, magic, sizeof magic);
+  vmm_lock();
+  int known = find(id) != NULL && endpoints[id].exportable;
+  vmm_unlock();
+  if (!known) return CUDA_ERROR_INVALID_VALUE;
+  memcpy(handle, &made, sizeof made);
+  return CUDA_SUCCESS;
 }
 
 CUresult cuLogicalEndpointImport(CUlogicalEndpointId id, const void *handle, CUlogicalEndpointIpcHandleType type) {
   ENTER(cuLogicalEndpointImport);
-  (void)id, (void)type;
-  return handle ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+  struct exported from;
+  if (!handle || type != CU_LOGICAL_ENDPOINT_IPC_HANDLE_TYPE_FABRIC) return CUDA_ERROR_INVALID_VALUE;
+  memcpy(&from, handle, sizeof from);
+  if (memcmp(from.magic, magic, sizeof magic) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (from.pid != getpid()) return CUDA_ERROR_NOT_SUPPORTED;
+  vmm_lock();
+  struct memory *object = find(from.id);
+  int possible = object && range_is(id, 1, 1);
+  if (possible) {
+    object->references++;
+    endpoints[id].object = object;
+    endpoints[id].exportable = 1;
+  }
+  vmm_unlock();
+  return possible ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuLogicalEndpointQuery(CUlogicalEndpointId id, cuuint32_t count, int *status) {

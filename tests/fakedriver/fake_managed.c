@@ -1,4 +1,4 @@
-/* Advice for managed memory, checked and forgotten, and prefetches, which move pages.
+/* Advice for managed memory, checked and forgotten, and prefetches and discards, also in batches: prefetches move pages.
  * Must not depend on how memory is laid out. Tests: tests/integration/test_native_oversub.py. */
 #include "fake_work.h"
 
@@ -57,6 +57,69 @@ static CUresult prefetch_to(CUdeviceptr address, size_t bytes, CUmemLocation loc
 ENTRY_PTSZ(cuMemPrefetchAsync_v2,
            (CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned flags, CUstream stream), prefetch_to,
            (address, bytes, location, flags, stream))
+
+/* --- batches ---------------------------------------------------------------------------------------------------- */
+
+struct ranges {
+  CUdeviceptr *address;
+  size_t *bytes, count;
+};
+
+struct places {
+  CUmemLocation *location;
+  size_t *first, number; /* the range with which each one's begin */
+};
+
+static CUresult check_ranges(const struct ranges *r, unsigned long long flags, CUstream stream) {
+  if (!r->address || !r->bytes || !r->count || flags || !stream) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < r->count; i++) TRY(managed(r->address[i], r->bytes[i]));
+  return CUDA_SUCCESS;
+}
+
+static CUresult check_places(const struct places *p, size_t count) {
+  if (!p->location || !p->first || !p->number || p->number > count || p->first[0] != 0) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < p->number; i++)
+    if (p->first[i] >= count || (i && p->first[i] <= p->first[i - 1])) return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;
+}
+
+static CUresult prefetch_all(struct ranges r, struct places p, unsigned long long flags, CUstream stream) {
+  TRY(check_ranges(&r, flags, stream));
+  TRY(check_places(&p, r.count));
+  for (size_t i = 0, at = 0; i < r.count; i++) {
+    if (at + 1 < p.number && p.first[at + 1] == i) at++;
+    TRY(prefetch_to(r.address[i], r.bytes[i], p.location[at], 0, stream));
+  }
+  return CUDA_SUCCESS;
+}
+
+/* What is read of a discarded range may be anything: here it is zero. Its pages stay where they are. */
+static CUresult discard_all(struct ranges r, unsigned long long flags, CUstream stream) {
+  CUcontext context;
+  TRY(check_ranges(&r, flags, stream));
+  TRY(stream_context(stream, &context));
+  for (size_t i = 0; i < r.count; i++) memset((void *)r.address[i], 0, r.bytes[i]);
+  return CUDA_SUCCESS;
+}
+
+static CUresult discard_and_prefetch_all(struct ranges r, struct places p, unsigned long long flags, CUstream stream) {
+  TRY(check_places(&p, r.count));
+  TRY(discard_all(r, flags, stream));
+  return prefetch_all(r, p, flags, stream);
+}
+
+#define PLACES \
+  (CUdeviceptr *address, size_t *bytes, size_t count, CUmemLocation *location, size_t *first, size_t number, \
+   unsigned long long flags, CUstream stream)
+#define AS_RANGES ((struct ranges){address, bytes, count})
+#define AS_PLACES ((struct places){location, first, number})
+ENTRY_PTSZ(cuMemPrefetchBatchAsync, PLACES, prefetch_all, (AS_RANGES, AS_PLACES, flags, stream))
+ENTRY_PTSZ(cuMemDiscardAndPrefetchBatchAsync, PLACES, discard_and_prefetch_all, (AS_RANGES, AS_PLACES, flags, stream))
+ENTRY_PTSZ(cuMemDiscardBatchAsync,
+           (CUdeviceptr *address, size_t *bytes, size_t count, unsigned long long flags, CUstream stream), discard_all,
+           (AS_RANGES, flags, stream))
+
+/* --- attachment and attributes ---------------------------------------------------------------------------------- */
 
 static CUresult attach(CUstream stream, CUdeviceptr address, size_t bytes, unsigned flags) {
   CUstream own;

@@ -104,3 +104,39 @@ static nvmlReturn_t wait_for(nvmlEventSet_t set, nvmlEventData_t *data, unsigned
 }
 ENTRY(nvmlEventSetWait, (nvmlEventSet_t set, nvmlEventData_t *data, unsigned ms), wait_for, (set, data, ms))
 ENTRY(nvmlEventSetWait_v2, (nvmlEventSet_t set, nvmlEventData_t *data, unsigned ms), wait_for, (set, data, ms))
+
+/* --- sets of system events -------------------------------------------------------------------------------------- */
+
+/* Nothing happens to the system, so a set only exists: it is made and let go. */
+struct nvmlSystemEventSet_st {
+  struct nvmlSystemEventSet_st *next;
+};
+static struct nvmlSystemEventSet_st *system_sets; /* under the mutex */
+
+nvmlReturn_t nvmlSystemEventSetCreate(nvmlSystemEventSetCreateRequest_t *request) {
+  ENTER(nvmlSystemEventSetCreate);
+  NONNULL(request);
+  if (request->version != nvmlSystemEventSetCreateRequest_v1) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+  struct nvmlSystemEventSet_st *set = calloc(1, sizeof *set);
+  if (!set) return NVML_ERROR_MEMORY;
+  pthread_mutex_lock(&mutex);
+  set->next = system_sets;
+  system_sets = set;
+  pthread_mutex_unlock(&mutex);
+  request->set = set;
+  return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlSystemEventSetFree(nvmlSystemEventSetFreeRequest_t *request) {
+  ENTER(nvmlSystemEventSetFree);
+  NONNULL(request);
+  if (request->version != nvmlSystemEventSetFreeRequest_v1) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+  pthread_mutex_lock(&mutex);
+  struct nvmlSystemEventSet_st **link = &system_sets;
+  while (*link && *link != request->set) link = &(*link)->next;
+  struct nvmlSystemEventSet_st *set = *link;
+  if (set) *link = set->next;
+  pthread_mutex_unlock(&mutex);
+  free(set);
+  return set ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}

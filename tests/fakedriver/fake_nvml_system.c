@@ -100,6 +100,16 @@ nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length) {
   return nvml_text(version, length, fake_state->machine.driver_version);
 }
 
+nvmlReturn_t nvmlSystemGetDriverBranch(nvmlSystemDriverBranchInfo_t *info, unsigned length) {
+  ENTER(nvmlSystemGetDriverBranch);
+  NONNULL(info);
+  if (info->version != nvmlSystemDriverBranchInfo_v1) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+  const char *version = fake_state->machine.driver_version;
+  char text[NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE];
+  snprintf(text, sizeof text, "r%.*s_00", (int)strcspn(version, "."), version);
+  return nvml_text(info->branch, length < sizeof text ? length : (unsigned)sizeof text, text);
+}
+
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length) {
   ENTER(nvmlSystemGetNVMLVersion);
   char text[64]; /* the CUDA major version before the driver's */
@@ -137,6 +147,19 @@ nvmlReturn_t nvmlUnitGetCount(unsigned *count) {
   ENTER(nvmlUnitGetCount);
   NONNULL(count);
   *count = 0;
+  return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlUnitGetHandleByIndex(unsigned index, nvmlUnit_t *unit) {
+  ENTER(nvmlUnitGetHandleByIndex);
+  (void)index, (void)unit; /* there is none */
+  return NVML_ERROR_INVALID_ARGUMENT;
+}
+
+nvmlReturn_t nvmlSystemGetHicVersion(unsigned *count, nvmlHwbcEntry_t *entries) {
+  ENTER(nvmlSystemGetHicVersion);
+  if (!count || (*count && !entries)) return NVML_ERROR_INVALID_ARGUMENT;
+  *count = 0; /* host interface cards are in S-class systems */
   return NVML_SUCCESS;
 }
 

@@ -13,14 +13,14 @@ FAKE_COMMON    := fake_machine fake_topology fake_state fake_limits fake_limits_
 FAKE_SHARED    := $(FAKE_COMMON) fake_call fake_visible
 FAKE_CUDA      := $(FAKE_SHARED) fake_handle fake_device fake_context fake_arena fake_range fake_memory fake_pool \
                   fake_pool_objects fake_pool_share \
-                  fake_stream fake_time fake_module fake_launch fake_capture fake_proc fake_array fake_format fake_copy fake_fill \
+                  fake_stream fake_time fake_module fake_launch fake_capture fake_proc fake_array fake_format fake_copy fake_copy_batch fake_fill \
                   fake_host fake_managed fake_vmm fake_share fake_multicast fake_endpoint fake_sparse fake_ipc \
                   fake_settings fake_attributes fake_memop \
                   fake_graph fake_graph_nodes fake_graph_memory fake_graph_exec fake_graph_update \
                   fake_graph_reuse fake_graph_conditional fake_link fake_texture fake_green \
                   fake_unsupported
 FAKE_NVML      := $(FAKE_SHARED) fake_nvml_system fake_nvml_device fake_nvml_memory fake_nvml_limits fake_nvml_private fake_nvml_accounting \
-                  fake_nvml_topology fake_nvml_sensors fake_nvml_event fake_nvml_unsupported
+                  fake_nvml_topology fake_nvml_sensors fake_nvml_event fake_nvml_confidential fake_nvml_unsupported
 FAKE_CTL       := $(FAKE_COMMON) fake_call fakectl
 
 FAKE_CFLAGS    := -std=c17 -D_GNU_SOURCE -O2 -g -fPIC -Wall -Wextra -Werror -fvisibility=hidden -fno-ipa-icf -fno-tree-slp-vectorize \

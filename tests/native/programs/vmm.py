@@ -280,13 +280,22 @@ class Driver:
 
     # --- logical endpoints
 
-    def endpoint(self, size: int, device: int | None = None, devices: int = 0) -> tuple[int, int]:
+    def endpoint(
+        self, size: int, device: int | None = None, devices: int = 0, shared: bool = False
+    ) -> tuple[int, int]:
         """A unicast endpoint of DEVICE, or a multicast one for DEVICES of them: (code, number)."""
         number = c_uint(UNTOUCHED)
         assert self.cuda.cuLogicalEndpointIdReserve(byref(number), c_uint(1)) == 0
         kind, value = (1, device) if device is not None else (2, devices)
-        request = EndpointProp(kind, value or 0, size, 0, 0)
+        request = EndpointProp(kind, value or 0, size, int(shared), 0)
         return self.cuda.cuLogicalEndpointCreate(number, byref(request)), number.value
+
+    def endpoint_again(self, number: int) -> tuple[int, int]:
+        """The endpoint, exported and imported under another number: (code, that number)."""
+        handle, other = (c_char * 64)(), c_uint()
+        self.good(self.cuda.cuLogicalEndpointExport(handle, c_uint(number), 1))
+        self.good(self.cuda.cuLogicalEndpointIdReserve(byref(other), c_uint(1)))
+        return int(self.cuda.cuLogicalEndpointImport(other, handle, 1)), other.value
 
     def join_endpoint(self, number: int, device: int) -> int:
         return int(self.cuda.cuLogicalEndpointAddDevice(c_uint(number), c_int(device)))

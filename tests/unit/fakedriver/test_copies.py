@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.native.work import WAITING, Worker
+
 CONTEXT = 100 << 20
 
 
@@ -119,3 +121,62 @@ def test_arrays_end_with_their_context(small):
     peer("handles('cuArrayCreate_v2', (c_uint64 * 3)(1024, 1024, 0x01 | 1 << 32))")
     peer("good('cuDevicePrimaryCtxReset_v2', 0)")
     assert small.state()["gpus"][0]["used"] == 0
+
+
+def test_every_copy_and_fill_in_all_its_abis(small):
+    with Worker(small.env()) as worker:
+        worker.started("work_1us")
+        done = {
+            work.name: [worker.do(f"call {work.name}"), worker.do(f"look {work.name}")] for work in WAITING
+        }
+    assert done == {work.name: [str(work.code), "ok"] for work in WAITING}
+
+
+# CUDA_MEMCPY3D_BATCH_OP: two operands (kind; pointer, row, layer, hint or array, x, y, z), extent, order.
+POINTER = "1, {}, {}, 0, 0"
+ARRAY = "2, {}, {}, {}, 0"
+
+
+def operation(source, target, width, height, order=1):
+    return f"(c_uint64 * 14)({source}, {target}, {width}, {height}, 1, {order})"
+
+
+def test_boxes_between_arrays_and_pointers_count_in_texels(small):
+    peer, first, second = started(small)
+    stream = f"c_void_p({peer('handles(' + repr('cuStreamCreate') + ', 0)')})"
+    # 8 × 4 texels of one 16-bit number.
+    array = peer("handles('cuArrayCreate_v2', (c_uint64 * 3)(8, 4, 0x02 | 1 << 32))")
+    peer(f"write({first}, bytes(range(64)))")
+    call = "call('cuMemcpy3DWithAttributesAsync', {}, c_uint64({}), {})"
+    there = operation(POINTER.format(first, 8), ARRAY.format(array, 2, 1), 3, 2)
+    assert peer(call.format(there, 0, stream)) == 0
+    back = operation(ARRAY.format(array, 2, 1), POINTER.format(second, 0), 3, 2)
+    assert peer(call.format(back, 0, stream)) == 0
+    assert peer(f"read({second}, 12)") == "000102030405" + "101112131415", (
+        "rows of 16 bytes, three texels of each"
+    )
+    assert peer(call.format(back, 1, stream)) == 1, "no flags yet"
+    assert (
+        peer(call.format(operation(POINTER.format(first, 8), ARRAY.format(array, 2, 1), 0, 2), 0, stream))
+        == 1
+    )
+    assert (
+        peer(call.format(operation(POINTER.format(first, 8), ARRAY.format(array, 2, 1), 3, 2, 9), 0, stream))
+        == 1
+    )
+
+
+def test_a_batch_says_which_copy_failed(small):
+    peer, first, second = started(small)
+    stream = f"c_void_p({peer('handles(' + repr('cuStreamCreate') + ', 0)')})"
+    lists = (
+        f"(c_uint64 * 2)({second}, {second}), (c_uint64 * 2)({first}, {first}), (c_size_t * 2)(4096, 4097)"
+    )
+    attributes = "(c_uint * 6)(1), (c_size_t * 1)({}), c_size_t({})"
+    batch = "[f := c_size_t(7), call('cuMemcpyBatchAsync', {}, c_size_t(2), {}, byref(f), {}), f.value][1:]"
+    assert peer(batch.format(lists, attributes.format(0, 1), stream)) == [1, 1]
+    assert peer(batch.format(lists, attributes.format(0, 1), None)) == [1, 2**64 - 1], "the default stream"
+    assert peer(batch.format(lists, attributes.format(1, 1), stream)) == [1, 2**64 - 1], (
+        "they begin with the first"
+    )
+    assert peer(batch.format(lists, attributes.format(0, 3), stream)) == [1, 2**64 - 1], "more than copies"

@@ -114,6 +114,32 @@ def test_managed(small):
     assert peer("used()") == CONTEXT
 
 
+def test_managed_ranges_in_batches(small):
+    peer = small.peer()
+    peer("context(0)")
+    address = peer("handles('cuMemAllocManaged', c_size_t(8192), 1)")
+    stream = f"c_void_p({peer('handles(' + repr('cuStreamCreate') + ', 0)')})"
+    ranges = f"(c_uint64 * 2)({address}, {address + 4096}), (c_size_t * 2)(4, {{}}), c_size_t(2)"
+    places = "(c_int * 4)(1, 0, 1, {}), (c_size_t * 2)(0, {}), c_size_t({})"
+    tail = f"c_uint64({{}}), {stream}"
+    prefetch = f"call('cuMemPrefetchBatchAsync', {ranges}, {places}, {tail})"
+    assert peer(prefetch.format(4096, 1, 1, 2, 0)) == 0
+    assert peer(prefetch.format(4097, 1, 1, 2, 0)) == 1, "beyond its end"
+    assert peer(prefetch.format(4096, 7, 1, 2, 0)) == 101, "no such device"
+    assert peer(prefetch.format(4096, 1, 0, 2, 0)) == 1, "the second place begins where the first does"
+    assert peer(prefetch.format(4096, 1, 1, 3, 0)) == 1, "more places than ranges"
+    assert peer(prefetch.format(4096, 1, 1, 2, 1)) == 1, "no flags yet"
+    peer(f"ctypes.memset({address}, 7, 8192)")
+    assert peer(f"call('cuMemDiscardBatchAsync', {ranges}, {tail})".format(2, 0)) == 0
+    assert peer(f"[read({address}, 6), read({address + 4096}, 3)]") == ["000000000707", "000007"]
+    peer(f"ctypes.memset({address}, 7, 8192)")
+    both = f"call('cuMemDiscardAndPrefetchBatchAsync', {ranges}, {places}, {tail})"
+    assert peer(both.format(2, 1, 2, 2, 0)) == 1, "a place for a range that there is not"
+    assert peer(f"read({address}, 6)") == "070707070707"
+    assert peer(both.format(2, 1, 1, 2, 0)) == 0
+    assert peer(f"read({address}, 6)") == "000000000707"
+
+
 def test_the_first_abi_has_addresses_of_32_bits(small):
     peer = small.peer()
     peer("context(0)")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 CLIENT = """
 import pynvml as n
 n.nvmlInit()
@@ -108,3 +110,51 @@ def test_sessions_are_those_of_graphics_processes(small):
     )
     assert peer(ask % 0) == [0, 1, 0]
     assert peer(ask % 2) == [0, 1, holder.pid]
+
+
+def words(peer, call, size, version):
+    """What a call writes into a structure of NVML of SIZE bytes, as 32-bit numbers behind its first; or its error."""
+    answer = f"[s := (c_uint * {size // 4})({size} | {version} << 24), call('{call}', s), list(s)[1:]][1:]"
+    code, numbers = peer(answer)
+    return code or numbers
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_confidential_computing_is_the_systems(written, on):
+    peer = written(f"gpus: 1\nconfidential: {'yes' if on else 'no'}\n").peer()
+    peer("good('nvmlInit_v2')")
+    state = [2, 1, 0] if on else [0, 0, 0]
+    assert peer("[s := (c_uint * 3)(), good('nvmlSystemGetConfComputeState', s), list(s)][2]") == state
+    assert words(peer, "nvmlSystemGetConfComputeSettings", 20, 1) == [*state, 0]
+    assert words(peer, "nvmlSystemGetConfComputeSettings_v2", 24, 2) == [*state, 0, 0]
+    assert words(peer, "nvmlSystemGetConfComputeSettings_v2", 20, 1) == 25, "another version"
+    ready = "[s := c_uint(7), call('nvmlSystemGetConfComputeGpusReadyState', byref(s)), s.value][1:]"
+    assert peer(ready) == ([0, 1] if on else [3, 7])
+    able = peer("[s := (c_uint * 2)(), good('nvmlSystemGetConfComputeCapabilities', s), list(s)][2]")
+    assert [number > 0 for number in able] == [on, on]
+
+
+def test_what_the_system_does_not_have(small):
+    peer = small.peer()
+    peer("good('nvmlInit_v2')")
+    assert peer("call('nvmlUnitGetHandleByIndex', c_uint(0), byref(c_void_p()))") == 2
+    assert peer(
+        "[n := c_uint(2), call('nvmlSystemGetHicVersion', byref(n), (c_char * 72)()), n.value][1:]"
+    ) == [0, 0]
+
+
+def test_the_branch_is_that_of_the_version(written):
+    peer = written("driver_version: 555.58.02\ngpus: 1\n").peer()
+    peer("good('nvmlInit_v2')")
+    ask = "[s := (c_char * 84)(), ctypes.memmove(s, bytes([84, 0, 0, 1]), 4), call('nvmlSystemGetDriverBranch', s, {})]"
+    assert peer(f"[{ask.format(80)}[2], s[4:12].decode()]") == [0, "r555_00\0"]
+    assert peer(f"{ask.format(7)}[2]") == 7, "too small"
+
+
+def test_sets_of_system_events_come_and_go(small):
+    peer = small.peer()
+    peer("good('nvmlInit_v2')")
+    peer("globals().update(s=(c_uint64 * 2)(16 | 1 << 24))")
+    assert peer("[call('nvmlSystemEventSetCreate', s), s[1] > 0]") == [0, True]
+    assert peer("[call('nvmlSystemEventSetFree', s), call('nvmlSystemEventSetFree', s)]") == [0, 2]
+    assert peer("call('nvmlSystemEventSetCreate', (c_uint64 * 2)())") == 25

@@ -132,3 +132,27 @@ def test_an_endpoint_is_one_devices_or_needs_all_of_them(small, peers):
     assert peer(f"d.join_endpoint({team}, 1)") == 0
     assert peer(f"d.bind_endpoint({team}, 0, 0, {memory}, {PART})") == 0
     assert peer(f"d.endpoint({PART + 1}, device=0)")[0] == 1, "not a multiple of the granularity"
+
+
+def test_an_endpoint_that_was_exported_has_two_numbers_in_its_process_and_none_elsewhere(small, peers):
+    peer, other = peers(), peers()
+    _, kept = peer(f"d.endpoint({PART}, device=0)")
+    assert peer(f"d.cuda.cuLogicalEndpointExport((c_char * 64)(), {kept}, 1)") == 1, (
+        "it was not made for that"
+    )
+    _, endpoint = peer(f"d.endpoint({PART}, device=0, shared=True)")
+    code, again = peer(f"d.endpoint_again({endpoint})")
+    assert code == 0
+    _, memory = peer(f"d.create({PART}, prop(0))")
+    assert peer(f"d.bind_endpoint({again}, 0, 0, {memory}, {PART}) or d.release({memory})") == 0
+    assert peer(f"d.end_endpoint({endpoint})") == 0
+    assert paid(small, peer) == [PART], "it has another number"
+    assert peer(f"d.end_endpoint({again})") == 0
+    assert paid(small, peer) == [0]
+    _, endpoint = peer(f"d.endpoint({PART}, device=0, shared=True)")
+    export = f"(h := (c_char * 64)()) and d.cuda.cuLogicalEndpointExport(h, {endpoint}, 1) or h.raw.hex()"
+    handle = peer(export)
+    take = f"d.cuda.cuLogicalEndpointImport({kept}, bytes.fromhex('{handle}'), 1)"
+    assert other(take) == 801, "another process"
+    assert peer(take) == 1, "the number has an endpoint"
+    assert peer(f"d.cuda.cuLogicalEndpointImport({kept}, bytes(64), 1)") == 1
