@@ -87,13 +87,15 @@ def test_memory_in_a_part_of_a_device_is_the_devices(start):
     assert charged(peer) == 100 * MIB
 
 
-@pytest.mark.parametrize("suffix", ["", "_ptsz"])
-def test_uploading_takes_the_memory_and_launching_no_more(start, suffix):
+@pytest.mark.parametrize(
+    ("upload", "run"), [("cuGraphUpload", "cuGraphLaunch"), ("cuGraphUpload_ptsz", "cuGraphLaunch_ptsz")]
+)
+def test_uploading_takes_the_memory_and_launching_no_more(start, upload, run):
     peer = start()
     handle = executable(peer, 100 * MIB)
-    assert peer(f"call('cuGraphUpload{suffix}', c_void_p({handle}), None)") == SUCCESS
+    assert peer(f"call('{upload}', c_void_p({handle}), None)") == SUCCESS
     assert charged(peer) == 100 * MIB
-    assert peer(f"call('cuGraphLaunch{suffix}', c_void_p({handle}), None)") == SUCCESS
+    assert peer(f"call('{run}', c_void_p({handle}), None)") == SUCCESS
     assert charged(peer) == 100 * MIB
 
 

@@ -348,6 +348,21 @@ def test_the_end_of_an_endpoint_unbinds_everything_and_its_number_may_come_again
             assert program(f"d.cuda.cuLogicalEndpointIdRelease({endpoint}, 1)") == SUCCESS
 
 
+def test_memory_bound_to_an_imported_endpoint_is_paid_too(place):
+    with place.program("1GiB") as program:
+        _, endpoint = program(f"d.endpoint({2 * PART}, device=0, shared=True)")
+        code, imported = program(f"d.endpoint_again({endpoint})")
+        assert code == SUCCESS
+        assert imported != endpoint
+        _, handle = program(f"d.create({PART})")
+        assert program(f"d.bind_endpoint({imported}, 0, 0, {handle}, {PART})") == SUCCESS
+        assert program(f"d.release({handle})") == SUCCESS
+        assert program("d.used(), d.really_used()") == [CONTEXT + PART] * 2
+        assert program(f"d.unbind_endpoint({imported}, 0, 0, {PART})") == SUCCESS
+        assert program("d.used(), d.really_used()") == [CONTEXT] * 2
+        assert program(f"[d.end_endpoint(each) for each in ({imported}, {endpoint})]") == [SUCCESS] * 2
+
+
 @pytest.mark.parametrize("call", ["BindMem", "BindAddr", "Unbind", "Create", "Destroy"])
 def test_what_the_driver_refuses_an_endpoint_changes_nothing(place, call):
     with place.program("1GiB") as program:

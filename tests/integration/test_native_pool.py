@@ -480,13 +480,33 @@ def test_a_device_without_a_share_gives_nothing(pools):
     assert here.physical(1) == 0
 
 
-def test_another_current_pool_is_noticed(pools):
+@pytest.mark.parametrize("twin", ["", "_ptsz"])
+def test_a_pool_that_is_named_costs_what_it_holds(pools, twin):
+    here = pools(str(CONTEXT + 2 * CHUNK))
+    peer = here.peer()
+    peer("globals().update(pool=make_pool())")
+    assert peer(f"take({3 * CHUNK}, pool=pool, twin='{twin}')") == -OUT_OF_MEMORY
+    block = peer(f"take({2 * CHUNK}, pool=pool, twin='{twin}')")
+    assert block > 0
+    assert peer("used()") == CONTEXT + 2 * CHUNK == here.physical()
+    assert peer(f"give({block}, twin='{twin}') or sync()") == 0
+    assert peer("used()") == CONTEXT == here.physical()
+
+
+MAKE_CURRENT = {
+    "cuDeviceSetMemPool": "call('cuDeviceSetMemPool', 0, c_void_p(pool))",
+    "cuMemSetMemPool": "call('cuMemSetMemPool', byref(MemLocation(DEVICE, 0)), PINNED, c_void_p(pool))",
+}
+
+
+@pytest.mark.parametrize("call", MAKE_CURRENT)
+def test_another_current_pool_is_noticed(pools, call):
     here = pools()
     peer = here.peer()
     assert peer(f"take({MIB})") > 0
     peer("globals().update(pool=make_pool())")
     assert peer("keep(pool, 2**64 - 1)") == 0
-    assert peer("call('cuDeviceSetMemPool', 0, c_void_p(pool))") == 0
+    assert peer(MAKE_CURRENT[call]) == 0
     block = peer(f"take({MIB})")
     assert peer("used()") == CONTEXT + 2 * CHUNK == here.physical()
     assert peer(f"give({block}) or destroy(pool) or sync()") == 0

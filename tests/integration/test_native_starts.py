@@ -14,8 +14,8 @@ import pytest
 
 from tests.native.running import ROOT
 
-UNINITIALIZED = 1
-ALL_REFUSED = [UNINITIALIZED] * 6
+UNINITIALIZED, INVALID, NOT_SUPPORTED, NOT_FOUND = 1, 2, 3, 6
+ALL_REFUSED = [UNINITIALIZED] * 22
 FAKECTL = str(ROOT / "build/fakedriver/fakectl")
 
 PROGRAM = """
@@ -36,11 +36,27 @@ def cuda_works():  # makes a context on the first call; what it takes makes the 
 def say(*codes):
     said.append(list(codes))
 
+def versioned(size, version):  # a structure of NVML that begins with its size and version
+    return create_string_buffer((size | version << 24).to_bytes(4, "little"), size)
+
 def ask():  # calls without a handle, and with one that was good once
     count, handle, text, memory = c_uint(), c_void_p(), create_string_buffer(96), create_string_buffer(64)
-    say(nvml.nvmlDeviceGetCount_v2(ref(count)), nvml.nvmlDeviceGetHandleByIndex_v2(0, ref(handle)),
-        nvml.nvmlDeviceGetHandleByUUID(b"GPU-1", ref(handle)), nvml.nvmlSystemGetDriverVersion(text, 96),
-        nvml.nvmlUnitGetCount(ref(count)), nvml.nvmlEventSetCreate(ref(handle)))
+    uuid = versioned(52, 1)
+    uuid[4] = 1  # as text, of which there is none
+    say(nvml.nvmlDeviceGetCount_v2(ref(count)), nvml.nvmlDeviceGetCount(ref(count)),
+        nvml.nvmlDeviceGetHandleByIndex_v2(0, ref(handle)), nvml.nvmlDeviceGetHandleByIndex(1, ref(handle)),
+        nvml.nvmlDeviceGetHandleByUUID(b"GPU-1", ref(handle)), nvml.nvmlDeviceGetHandleByUUIDV(uuid, ref(handle)),
+        nvml.nvmlDeviceGetHandleBySerial(b"1", ref(handle)),
+        nvml.nvmlDeviceGetHandleByPciBusId(b"00:1f.0", ref(handle)),
+        nvml.nvmlDeviceGetHandleByPciBusId_v2(b"00000000:00:1f.0", ref(handle)),
+        nvml.nvmlUnitGetCount(ref(count)), nvml.nvmlUnitGetHandleByIndex(0, ref(handle)),
+        nvml.nvmlSystemGetDriverVersion(text, 96), nvml.nvmlSystemGetDriverBranch(versioned(84, 1), 80),
+        nvml.nvmlSystemGetHicVersion(ref(c_uint()), None), nvml.nvmlSystemGetTopologyGpuSet(0, ref(count), None),
+        nvml.nvmlSystemGetConfComputeCapabilities(text), nvml.nvmlSystemGetConfComputeState(text),
+        nvml.nvmlSystemGetConfComputeGpusReadyState(ref(count)),
+        nvml.nvmlSystemGetConfComputeSettings(versioned(20, 1)),
+        nvml.nvmlSystemGetConfComputeSettings_v2(versioned(24, 2)),
+        nvml.nvmlEventSetCreate(ref(handle)), nvml.nvmlSystemEventSetCreate(versioned(16, 1)))
     if device:
         say(nvml.nvmlDeviceGetMemoryInfo(device, memory))
 
@@ -95,6 +111,7 @@ def test_starts_and_ends_balance(same, start):
         f"say(nvml.nvmlShutdown()); say(nvml.{start}); ask(); say(nvml.nvmlShutdown()); ask()"
     )
     assert seen[0] == [0]
+    assert seen[1] == [0] * 4 + [NOT_FOUND] * 5 + [0, INVALID, 0, 0, 0, 0, 0, 0, NOT_SUPPORTED, 0, 0, 0, 0]
     assert seen[-1] == [UNINITIALIZED]
 
 

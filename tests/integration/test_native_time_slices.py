@@ -11,17 +11,9 @@ import pytest
 
 from tests.native import scripted
 from tests.native.running import MIB, SUCCESS, eventually
-from vcuda import (
-    end_time_slices,
-    give_time_slice,
-    read_limits,
-    read_time_slices,
-    shorten_queues,
-    time_slice_clock,
-    withhold_time_slice,
-)
+from tests.native.time_slices import LONG, SOON, Page
+from vcuda import read_limits, read_time_slices, time_slice_clock, withhold_time_slice
 
-LONG, SOON = 50_000, 400  # milliseconds
 NOT_READY = 600
 
 SETUP = "keep(m=Handle(), f=Handle(), a=c_ulonglong(), s=Handle(), g=Handle(), x=Handle(), h=(ctypes.c_char * 4096)())"
@@ -46,29 +38,6 @@ def started(place, physical="2GiB", **extra):
 def program(place):
     with started(place) as program:
         yield program
-
-
-class Page:
-    """The time slices of the container's first GPU."""
-
-    def __init__(self, place):
-        self.limits, self.ledger = place.quota / "limits", place.quota / "ledger"
-        self.uuids = [gpu.uuid for gpu in read_limits(self.limits).gpus]
-
-    def hold(self, ms):
-        withhold_time_slice(self.limits, self.uuids[0], time_slice_clock() + ms)
-
-    def give(self, ms):
-        give_time_slice(self.limits, self.uuids[0], time_slice_clock() + ms)
-
-    def shorten(self, ms):
-        shorten_queues(self.limits, self.uuids[0], time_slice_clock() + ms)
-
-    def free(self):
-        end_time_slices(self.limits, self.uuids[0])
-
-    def usage(self):
-        return read_time_slices(self.ledger, self.uuids)[self.uuids[0]]
 
 
 WORK = {

@@ -61,8 +61,12 @@ def test_every_view_is_the_same_gpu(tmp_path, python, namespace):
     if namespace and not has_pid_namespaces():
         pytest.skip("this machine does not let us make PID namespaces")
     here = place(tmp_path, accounting="yes", confidential="yes", mig="yes")
-    with here.client() as stranger, here.client(FAKEDRIVER_PROCESS="graphics") as other:
-        for client in (stranger, other):
+    with (
+        here.client() as stranger,
+        here.client(FAKEDRIVER_PROCESS="graphics") as drawing,
+        here.client(FAKEDRIVER_PROCESS="mps") as served,
+    ):
+        for client in (stranger, drawing, served):
             client.ready().do("alloc a", 3 * GIB)
         done = here.run(
             *(NAMESPACE if namespace else ()), python, "-c", CONTAINER, CLIENTS / "client", VIEWS,
@@ -90,7 +94,7 @@ def test_every_view_is_the_same_gpu(tmp_path, python, namespace):
     assert [attributes[-1] for attributes in nvml["attributes"]] == [LIMIT // MIB] * 2
     assert nvml["bar1"] == [plain["bar1"][0], plain["bar1"][0], 0]
     for name, entries in nvml["lists"].items():
-        assert entries == (own if name.startswith("Compute") else []), name
+        assert entries == (own if name.startswith("nvmlDeviceGetCompute") else []), name
     assert nvml["detail"] == [own, [], [], own]
     assert nvml["private"]["lists"] == {"213": own, "214": [], "215": []}
     comparable = not namespace and pids_are_the_machines()
@@ -98,8 +102,10 @@ def test_every_view_is_the_same_gpu(tmp_path, python, namespace):
     assert nvml["encoder"] == nvml["capture"] == ([[pids[1]]] if comparable else [])
 
     assert plain["memory"][0] == WHOLE, "without the library the GPU is another"
-    assert len(plain["lists"]["Graphics_v3"]) == 1
-    assert len(plain["accounting"]) == 2
+    assert {name: len(entries) for name, entries in plain["lists"].items()} == dict.fromkeys(
+        plain["lists"], 1
+    )
+    assert len(plain["accounting"]) == 3
 
 
 def uuid(here: Place, python: str) -> str:
@@ -132,7 +138,7 @@ def test_the_private_table_of_other_branches_ends_before_the_lists(tmp_path, pyt
         stranger.ready()
         seen = json.loads(here.run(python, VIEWS, limit="1GiB").stdout)
         assert seen["private"] == {"size": size, "lists": {}}
-        assert seen["lists"]["Compute_v3"] == [[own.process.pid, CONTEXT]], (
+        assert seen["lists"]["nvmlDeviceGetComputeRunningProcesses_v3"] == [[own.process.pid, CONTEXT]], (
             "the public lists know no branches"
         )
 

@@ -6,6 +6,7 @@ import ctypes
 import random
 import threading
 from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_ushort, c_void_p
+from typing import NamedTuple
 
 from tests.unit.fakedriver import client
 from tests.unit.fakedriver.client import (
@@ -27,6 +28,26 @@ GLOBAL, RELAXED = 0, 2
 INVALIDATED = 2
 
 
+class Names(NamedTuple):
+    """The entry points of one kind of default stream."""
+
+    take: str
+    take_from: str
+    give: str
+    sync: str
+
+
+TWINS = {
+    "": Names("cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuStreamSynchronize"),
+    "_ptsz": Names(
+        "cuMemAllocAsync_ptsz",
+        "cuMemAllocFromPoolAsync_ptsz",
+        "cuMemFreeAsync_ptsz",
+        "cuStreamSynchronize_ptsz",
+    ),
+}
+
+
 class PoolProps(ctypes.Structure):
     _fields_ = [
         ("type", c_int),
@@ -42,22 +63,21 @@ class PoolProps(ctypes.Structure):
 def take(size: int, stream: int = 0, pool: int = 0, twin: str = "") -> int:
     """An address, or minus the error code. A refused call leaves the output alone."""
     address = c_uint64(0x5555)
+    names = TWINS[twin]
     if pool:
-        code = call(
-            f"cuMemAllocFromPoolAsync{twin}", byref(address), c_size_t(size), c_void_p(pool), c_void_p(stream)
-        )
+        code = call(names.take_from, byref(address), c_size_t(size), c_void_p(pool), c_void_p(stream))
     else:
-        code = call(f"cuMemAllocAsync{twin}", byref(address), c_size_t(size), c_void_p(stream))
+        code = call(names.take, byref(address), c_size_t(size), c_void_p(stream))
     assert code == 0 or address.value == 0x5555
     return -code if code else address.value
 
 
 def give(address: int, stream: int = 0, twin: str = "") -> int:
-    return call(f"cuMemFreeAsync{twin}", c_uint64(address), c_void_p(stream))
+    return call(TWINS[twin].give, c_uint64(address), c_void_p(stream))
 
 
 def sync(stream: int = 0, twin: str = "") -> int:
-    return call(f"cuStreamSynchronize{twin}", c_void_p(stream))
+    return call(TWINS[twin].sync, c_void_p(stream))
 
 
 def make_pool(

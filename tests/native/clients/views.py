@@ -13,6 +13,18 @@ nvml = c.CDLL("libnvidia-ml.so.1")
 device = c.c_void_p()
 ROOM = 32
 TABLE_ID = bytes.fromhex("c4fe3e6cc98f6c4ea327ee696e12f7c4")
+LISTS = {
+    "nvmlDeviceGetComputeRunningProcesses": 16,
+    "nvmlDeviceGetComputeRunningProcesses_v2": 24,
+    "nvmlDeviceGetComputeRunningProcesses_v3": 24,
+    "nvmlDeviceGetGraphicsRunningProcesses": 16,
+    "nvmlDeviceGetGraphicsRunningProcesses_v2": 24,
+    "nvmlDeviceGetGraphicsRunningProcesses_v3": 24,
+    "nvmlDeviceGetMPSComputeRunningProcesses": 16,
+    "nvmlDeviceGetMPSComputeRunningProcesses_v2": 24,
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3": 24,
+}
+"""Bytes of an entry."""
 HEAD = int(sys.argv[1]) if len(sys.argv) > 1 else 32  # of a row of the private table
 
 
@@ -81,8 +93,6 @@ def main() -> None:
     """See above."""
     assert nvml.nvmlInit_v2() == 0
     assert nvml.nvmlDeviceGetHandleByIndex_v2(0, c.byref(device)) == 0
-    kinds = ("Compute", "Graphics", "MPSCompute")
-    versions = (("", 16), ("_v2", 24), ("_v3", 24))
     answer = {
         "memory": words("nvmlDeviceGetMemoryInfo", 3),
         "memory_v2": words("nvmlDeviceGetMemoryInfo_v2", 5, 0x02000028),
@@ -90,11 +100,7 @@ def main() -> None:
         "sizes": words("nvmlDeviceGetConfComputeMemSizeInfo", 2),
         "bar1": words("nvmlDeviceGetBAR1MemoryInfo", 3),
         "attributes": [words(f"nvmlDeviceGetAttributes{suffix}", 5) for suffix in ("", "_v2")],
-        "lists": {
-            f"{kind}{suffix}": rows(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses{suffix}"), stride)
-            for kind in kinds
-            for suffix, stride in versions
-        },
+        "lists": {name: rows(getattr(nvml, name), stride) for name, stride in LISTS.items()},
         "detail": [detail(mode) for mode in range(4)],
         "private": private(),
         "accounting": accounting(),
