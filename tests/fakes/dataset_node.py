@@ -133,6 +133,12 @@ class NodeWorld:
         target.parent.mkdir(parents=True, exist_ok=True)
         return Volume(volume_handle(pod.uid, "data"), str(target), pod.uid, namespace, name)
 
+    def metric(self, name: str, *labels: str) -> float:
+        """The value of a metric now."""
+        value = self.service.collect().series[name][labels]
+        assert isinstance(value, int | float)
+        return value
+
     async def pod(self, volume: Volume) -> Pod | None:
         found = self.kubelet.pods.get(volume.pod_uid)
         return None if found is None else self.specification(found)

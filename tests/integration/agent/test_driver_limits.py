@@ -364,3 +364,5 @@ def test_metrics_and_the_inventory_tell_what_keeps_the_limits(begin_limited, api
         line for line in lines if line.startswith("gigaslice_pod_driver_limit_bytes{") and gpu in line
     ]
     assert 'pod="a"' in limit and float(limit.split()[-1]) == 8 * GIB + MARGIN
+    (used,) = [line for line in lines if line.startswith("gigaslice_pod_driver_used_bytes{") and gpu in line]
+    assert 'pod="a"' in used and float(used.split()[-1]) == 0

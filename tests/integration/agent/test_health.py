@@ -7,6 +7,7 @@ import pytest
 
 from tests.fakedriver.env import library_directory
 from tests.integration.agent.conftest import RESOURCE, ROOT, gpu_of, pod, wait_until
+from tests.integration.agent.test_truth import metrics
 from tests.native.running import GIB, SUCCESS
 
 
@@ -44,6 +45,9 @@ def test_a_fatal_xid_takes_the_gpu_and_only_the_gpu(gpu_node, agent, fakectl, pr
     assert other.launch, running.events
     assert gpu_of(other) != gpu_of(container)
     assert "Xid 95" in command(agent, "status")
+    assert metrics(agent, "gigaslice_gpu_xid_errors_total", xid="95", gpu_uuid=gpu_of(container)) == [1]
+    assert metrics(agent, "gigaslice_gpu_condition") == [1]
+    assert metrics(agent, "gigaslice_gpu_condition", condition="xid-95", gpu_uuid=gpu_of(container)) == [1]
 
 
 def test_a_programs_own_error_changes_nothing(gpu_node, agent, fakectl):

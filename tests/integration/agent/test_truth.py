@@ -45,6 +45,14 @@ def test_series_are_there_from_the_allocation_on_and_go_with_it(gpu_node, agent)
     wait_until(lambda: metrics(agent, "gigaslice_container_slices", pod="a", container="c0") == [8], "names")
     assert sum(metrics(agent, "gigaslice_gpu_slices", state="allocated")) == 8
     assert metrics(agent, "gigaslice_allocate_duration_seconds_count") == [1]
+    (memory,) = metrics(agent, "gigaslice_gpu_memory_bytes", gpu_uuid=gpu)
+    (slice_bytes,) = metrics(agent, "gigaslice_gpu_slice_bytes", gpu_uuid=gpu)
+    assert slice_bytes == GIB and 20 * GIB < memory <= 24 * GIB
+    assert metrics(agent, "gigaslice_gpu_info", gpu_uuid=gpu, model="NVIDIA L4") == [1]
+    assert metrics(agent, "gigaslice_container_processes", pod="a") == [0]
+    assert metrics(agent, "gigaslice_container_start_waiting", pod="a") == [0]
+    assert metrics(agent, "gigaslice_kubelet_registrations_total") == [1]
+    assert metrics(agent, "gigaslice_state_dir_usable") == [1]
     gpu_node.delete_pod(running)
     wait_until(lambda: metrics(agent, "gigaslice_container_slices") == [], "the end of the series")
 
@@ -72,6 +80,8 @@ def test_use_is_what_the_driver_sees(gpu_node, agent, program):
     assert metrics(agent, "gigaslice_container_memory_drift_bytes", **where) == [measured - used]
     wait_until(lambda: metrics(agent, "gigaslice_container_oom_errors_total") == [1], "its name, and a round")
     assert metrics(agent, "gigaslice_container_attached") == [1]
+    assert metrics(agent, "gigaslice_container_processes") == [1]
+    assert metrics(agent, "gigaslice_container_memory_peak_bytes", **where) >= [3 * GIB]
     assert metrics(agent, "gigaslice_gpu_foreign_memory_bytes", **where) == [0]
 
 

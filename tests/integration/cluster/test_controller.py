@@ -102,6 +102,13 @@ async def controller(
             assert broken == []
 
 
+def shown(parts: ControllerParts) -> dict[str, float]:
+    """The samples of our own metrics."""
+    text = Exposition(parts.collect).prepare()().decode()
+    rows = (line.rpartition(" ") for line in text.splitlines() if line.startswith("gigaslice_"))
+    return {name: float(value) for name, _, value in rows}
+
+
 def phases(api: ApiServer) -> dict[str, str]:
     return {name: one.get("status", {}).get("phase", "") for name, one in api.named(GPUS).items()}
 
@@ -298,6 +305,8 @@ def test_waiting_pods_and_unreadable_nodes_are_told_once(api: ApiServer, tmp_pat
             assert parts.leader.leading
             await until(lambda: "big" in told())
             await asyncio.sleep(1.0)
+            for reason in ("GPUUnavailable", "InventoryUnreadable"):
+                assert shown(parts)[f'gigaslice_controller_events_total{{reason="{reason}"}}'] == 1
         assert told() == {
             "wrong": ("ResourceClassNotFound", 1),
             "loose": ("ResourceClassNotServed", 1),
@@ -389,10 +398,13 @@ def test_it_ends_up_right_although_every_other_request_is_refused(
         api.faults.append(Fault("", "", status, headers=headers, when=every_other))
         for name in ("n1", "n2"):
             api.put("nodes", node(name, f"GPU-{name}"))
-        async with controller(api, tmp_path):
+        async with controller(api, tmp_path) as parts:
             await until(
                 lambda: list(phases(api).values()) == ["Available"] * 2 and free(api, "nvidia.h100") == 2
             )
+            failed = "gigaslice_controller_failed_passes_total"
+            passes = sum(value for name, value in shown(parts).items() if name.startswith(failed))
+            assert (passes > 0) == (status != 429), "the client itself sends again what came too early"
             api.store.compact()
             api.put("nodes", node("n2", "GPU-other"))
             await until(lambda: set(phases(api)) == {"n1-gpu-n1", "n2-gpu-other"})
@@ -409,6 +421,7 @@ def test_a_server_that_refuses_is_the_reason_why_it_is_not_ready(api: ApiServer,
                 == "waiting for nodes, pods, resourceclasses, extendedresources of the API server"
             )
             await until(lambda: "403" in (parts.unready() or ""))
+            assert shown(parts)['gigaslice_controller_watch_silent_seconds{resource="nodes"}'] > 0
             api.denial = 0
             await until(lambda: parts.unready() is None)
 
@@ -498,7 +511,7 @@ def test_admission_is_served_with_a_certificate_of_its_own(tmp_path: Path):
                 async with ClientSession() as session:
                     answer = await reviewed(session, port, context, review)
                 assert answer["response"]["allowed"] is True and answer["response"]["patch"]
-                assert parts.counters.reviews["/mutate", "yes"] == 1
+                assert shown(parts)['gigaslice_controller_reviews_total{allowed="yes",path="/mutate"}'] == 1
 
     run(main())
 
@@ -524,12 +537,6 @@ def test_metrics_show_the_cluster(api: ApiServer, tmp_path: Path):
         api.put("pods", pod("q", {"gigaslice.io/gpu": 1}, "n1", '{"c0":[["GPU-2",80,100]]}'))
         api.put("pods", pod("large", {"gigaslice.io/vgpu-memory": 500}))
         async with controller(api, tmp_path) as parts:
-
-            def found() -> dict[str, float]:
-                text = Exposition(parts.collect).prepare()().decode()
-                rows = (line.rpartition(" ") for line in text.splitlines() if line.startswith("gigaslice_"))
-                return {name: float(value) for name, _, value in rows}
-
             expected = {
                 "gigaslice_controller_leader": 1,
                 'gigaslice_controller_writes_total{kind="extendedresources",result="done",write="create"}': 3,
@@ -542,9 +549,31 @@ def test_metrics_show_the_cluster(api: ApiServer, tmp_path: Path):
                 'gigaslice_cluster_memory_bytes{state="free_partly"}': 60 * GIB,
                 "gigaslice_cluster_fragmentation_ratio": 60 / 140,
                 'gigaslice_class_gpus{class="nvidia.h100"}': 3,
+                'gigaslice_class_free_gpus{class="nvidia.h100"}': 1,
                 'gigaslice_pods_waiting{state="no-room"}': 1,
+                'gigaslice_controller_queue_length{queue="gpus"}': 0,
+                'gigaslice_controller_failed_passes_total{queue="gpus"}': 0,
+                'gigaslice_controller_watch_silent_seconds{resource="nodes"}': 0,
+                "gigaslice_defragmentation_moves": 0,
             }
-            await until(lambda: expected.items() <= found().items())
+            await until(lambda: expected.items() <= shown(parts).items())
+
+    run(main())
+
+
+def test_metrics_show_how_many_moves_would_free_a_gpu(api: ApiServer, tmp_path: Path):
+    """Two pods fit one GPU together; the other one of the two has no controller that would make it anew."""
+
+    async def main() -> None:
+        api.put("nodes", node("n1", "GPU-1", "GPU-2"))
+        for name, gpu, gib in (("p", "GPU-1", 50), ("q", "GPU-2", 20)):
+            placed = f'{{"c0":[["{gpu}",{gib}]]}}'
+            document = pod(name, {"gigaslice.io/vgpu-memory": gib}, "n1", placed, "Running")
+            if name == "q":
+                document["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "j", "controller": True}]
+            api.put("pods", document)
+        async with controller(api, tmp_path) as parts:
+            await until(lambda: shown(parts)["gigaslice_defragmentation_moves"] == 1)
 
     run(main())
 

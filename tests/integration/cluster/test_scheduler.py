@@ -312,6 +312,7 @@ def test_metrics_and_probes():
             'gigaslice_scheduler_objects{resource="nodes"} 1.0',
             "gigaslice_scheduler_ready 1.0",
             "gigaslice_scheduler_filter_seconds_count 4.0",
+            "gigaslice_scheduler_bind_seconds_count 2.0",
             'gigaslice_scheduler_reservations{state="provisional"} 0.0',
         ):
             assert line in text, line

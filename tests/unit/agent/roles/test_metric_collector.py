@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+import vcuda
 from agent.accounting.auditor import Auditor
 from agent.accounting.memory_monitor import MeasuredAllocation
 from agent.accounting.overuse import OverusePolicy
 from agent.apiserver import NoCluster
 from agent.apiserver.own_node import Publishing
+from agent.claims.messages import PrepareAnswer
+from agent.claims.servicer import ClaimServicer
+from agent.health.conditions import Condition, GpuHealth
+from agent.kubelet.pb import dra_v1_pb2
 from agent.ledgers.usage import Reading
+from agent.limits.driver_limit_report import DriverLimitReport
 from agent.limits.no_driver_limits import NoDriverLimits
 from agent.limits.time_slice_manager import TimeSliceManager
 from agent.roles.metric_collector import MetricCollector
@@ -21,6 +29,8 @@ from agent.telemetry.metrics import METRICS
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.deviceplugin.origin import with_origin
+from gigaslice.core.limits.driver_limit_messages import GpuLimitState, PodLimitState
+from gigaslice.runtime.metrics import Exposition
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.nodes import allocation, inventory, uuid
 from vcuda import ProcessUsage, ShareUsage
@@ -40,16 +50,20 @@ class Node:
         self.time_slices = TimeSliceManager(self.store, lambda: inventory(gpus=1, slices=24))
         self.auditor = Auditor(self.store, NoCluster(), OverusePolicy("report"), self.counters, proc=tmp_path)
         self.cluster = MemoryCluster()
+        self.health = SimpleNamespace(cordons={}, gpus={}, silent={}, xids={})
+        self.room = SimpleNamespace(problem="")
+        gpus = inventory(gpus=1, slices=24)
+        (self.gpu,) = gpus.gpus
         self.metrics = MetricCollector(
             resource="r",
             store=self.store,
-            gpus=SimpleNamespace(now=inventory(gpus=1, slices=24)),
+            gpus=SimpleNamespace(now=gpus),
             servicer=SimpleNamespace(streams=1),
-            health=SimpleNamespace(cordons={}, gpus={}, silent={}, xids={}),
+            health=self.health,
             memory_monitor=self.memory_monitor,
             auditor=self.auditor,
             counters=self.counters,
-            room=SimpleNamespace(problem=""),
+            room=self.room,
             time_slices=self.time_slices,
             cluster=self.cluster,
             driver_limits=NoDriverLimits(self.store),
@@ -147,12 +161,208 @@ def test_how_the_inventory_is_published_is_told_where_there_is_an_api_server(tmp
 
     def told():
         found = node.metrics.collect().series
-        return {name[20:]: series[()] for name, series in found.items() if "_inventory_" in name}
+        return {name: series[()] for name, series in found.items() if "_inventory_" in name}
 
     assert told() == {}
     node.cluster.publishing = Publishing(0, 2, None, 7.5)
-    assert told() == {"writes_total": 0, "write_failures_total": 2, "outdated_seconds": 7.5, "withheld": 0}
+    assert told() == {
+        "gigaslice_inventory_writes_total": 0,
+        "gigaslice_inventory_write_failures_total": 2,
+        "gigaslice_inventory_outdated_seconds": 7.5,
+        "gigaslice_inventory_withheld": 0,
+    }
     node.cluster.publishing = Publishing(0, 2, None, 7.5, withheld=True)
-    assert told()["withheld"] == 1
+    assert told()["gigaslice_inventory_withheld"] == 1
     node.cluster.publishing = Publishing(1, 2, 1700000000.0, 0.0)
-    assert told()["written_timestamp_seconds"] == 1700000000.0
+    assert told()["gigaslice_inventory_written_timestamp_seconds"] == 1700000000.0
+
+
+# --- one container, one GPU ---------------------------------------------------------------------------------------
+
+GPU = (uuid(0),)
+OF_CONTAINER = (uuid(0), "default", "a", "c0")
+GIB = 1 << 30
+
+
+def series(node):
+    return node.metrics.collect().series
+
+
+def test_what_a_container_may_use_and_uses(tmp_path):
+    node = Node(tmp_path)
+    told = series(node)
+    assert told["gigaslice_container_memory_peak_bytes"] == {OF_CONTAINER: 0}
+    assert told["gigaslice_container_processes"] == {OF_CONTAINER[1:]: 0}
+    assert told["gigaslice_container_start_waiting"] == {OF_CONTAINER[1:]: 0}
+    for name in ("compute_limit_ratio", "memory_physical_limit_bytes", "memory_managed_bytes"):
+        assert f"gigaslice_container_{name}" not in told, "only where there is such a limit"
+    process = ProcessUsage(0, 101, 1, 1, {uuid(0): 3 * GIB}, {}, 0, "p")
+    dead = ProcessUsage(1, 0, 0, 1, {uuid(0): 0}, {}, 0, "q", alive=False)
+    reading = Reading(
+        {uuid(0): 3 * GIB},
+        {uuid(0): 5 * GIB},
+        (process, dead),
+        undeclared={uuid(0): GIB},
+        cores={uuid(0): 30},
+        shares={uuid(0): ShareUsage(1.0, 0.5, 0, False)},
+    )
+    node.memory_monitor.last = {node.allocation.id: MeasuredAllocation(reading, None)}
+    told = series(node)
+    assert told["gigaslice_container_memory_peak_bytes"] == {OF_CONTAINER: 5 * GIB}
+    assert told["gigaslice_container_memory_undeclared_bytes"] == {OF_CONTAINER: GIB}
+    assert told["gigaslice_container_compute_limit_ratio"] == {OF_CONTAINER: 0.3}
+    assert told["gigaslice_container_processes"] == {OF_CONTAINER[1:]: 1}
+    gone = replace(reading, processes=(dead,))
+    node.memory_monitor.last = {node.allocation.id: MeasuredAllocation(gone, None)}
+    assert series(node)["gigaslice_container_memory_undeclared_bytes"] == {OF_CONTAINER: 0}, "nobody holds it"
+
+
+def test_time_that_launches_were_delayed_adds_up(tmp_path):
+    node = Node(tmp_path)
+    node.round((0, 1, 0), spent=1.0)
+    assert node.round((0, 1, 0), spent=3.0)["gigaslice_container_compute_throttled_seconds_total"] == 1.5
+
+
+def test_a_start_that_waits(tmp_path):
+    node = Node(tmp_path)
+    node.holds(replace(node.allocation, waiting=True))
+    assert series(node)["gigaslice_container_start_waiting"] == {OF_CONTAINER[1:]: 1}
+
+
+def test_a_container_that_may_use_host_memory(tmp_path):
+    node = Node(tmp_path)
+    node.holds(allocation(1, (0, range(8)), container=WHO, physical_bytes=2 * GIB))
+    assert series(node)["gigaslice_container_memory_physical_limit_bytes"] == {OF_CONTAINER: 2 * GIB}
+    reading = Reading({}, {}, physical={uuid(0): GIB}, managed={uuid(0): 3 * GIB})
+    node.memory_monitor.last = {node.allocation.id: MeasuredAllocation(reading, None)}
+    waited = [4_000_000, 1_000_000, 2_000_000]  # the second process after the first has ended
+    for held_us in waited:
+        node.time_slices.held_us = {(node.allocation.id, uuid(0)): held_us}
+        told = series(node)
+    assert told["gigaslice_container_memory_physical_limit_bytes"] == {OF_CONTAINER: GIB}, "as its page says"
+    assert told["gigaslice_container_memory_managed_bytes"] == {OF_CONTAINER: 3 * GIB}
+    assert told["gigaslice_container_time_slice_wait_seconds_total"] == {OF_CONTAINER: 4}, "it never falls"
+
+
+def test_the_gpu_itself(tmp_path):
+    node = Node(tmp_path)
+    told = series(node)
+    assert told["gigaslice_gpu_info"] == {(uuid(0), "0", node.gpu.model): 1}
+    assert told["gigaslice_gpu_memory_bytes"] == {GPU: node.gpu.memory_bytes}
+    assert told["gigaslice_gpu_slice_bytes"] == {GPU: GIB}
+    assert "gigaslice_gpu_host_memory_bytes" not in told
+    node.metrics._inventory = SimpleNamespace(now=inventory(gpus=1, slices=24, host_bytes=7 * GIB))
+    assert series(node)["gigaslice_gpu_host_memory_bytes"] == {GPU: 7 * GIB}
+
+
+def test_the_health_of_the_gpu(tmp_path):
+    node = Node(tmp_path)
+    told = series(node)
+    assert "gigaslice_gpu_condition" not in told and "gigaslice_gpu_uncorrectable_errors" not in told
+    sick = GpuHealth(conditions=(Condition("xid-79", "it fell off the bus"),), ecc=3)
+    node.health.gpus = {uuid(0): sick}
+    node.health.silent = {uuid(0): SimpleNamespace(lasting=True)}
+    node.health.xids = {(uuid(0), 79): 2, (uuid(0), 13): 1}
+    told = series(node)
+    assert told["gigaslice_gpu_condition"] == {(*GPU, "xid-79"): 1, (*GPU, "silent"): 1}
+    assert told["gigaslice_gpu_uncorrectable_errors"] == {GPU: 3}
+    assert told["gigaslice_gpu_xid_errors_total"] == {(*GPU, "79"): 2, (*GPU, "13"): 1}
+    node.health.silent = {uuid(0): SimpleNamespace(lasting=False)}
+    assert (*GPU, "silent") not in series(node)["gigaslice_gpu_condition"]
+
+
+@pytest.mark.parametrize("slicing", [True, False])
+def test_time_slices_and_page_faults_of_the_gpu(tmp_path, slicing):
+    node = Node(tmp_path)
+    assert "gigaslice_gpu_time_slicing_active" not in series(node)
+    state = SimpleNamespace(
+        arbiter=SimpleNamespace(changes=3, mode="slicing" if slicing else "open", urgent=False),
+        seconds=1.5,
+        fits=not slicing,
+        paging=None,
+    )
+    node.time_slices.gpus[uuid(0)] = state
+    told = series(node)
+    assert told["gigaslice_gpu_time_slicing_active"] == {GPU: int(slicing)}
+    assert told["gigaslice_gpu_working_set_resident"] == {GPU: int(not slicing)}
+    assert "gigaslice_gpu_page_faults_total" not in told, "nvidia-uvm does not count them"
+    state.paging = SimpleNamespace(faults=5, bytes_in=6 * GIB, bytes_out=7 * GIB)
+    told = series(node)
+    assert told["gigaslice_gpu_page_faults_total"] == {GPU: 5}
+    assert told["gigaslice_gpu_paged_in_bytes_total"] == {GPU: 6 * GIB}
+    assert told["gigaslice_gpu_paged_out_bytes_total"] == {GPU: 7 * GIB}
+
+
+def test_what_the_driver_keeps_and_counts_of_pods(tmp_path):
+    node = Node(tmp_path)
+    states = [("default", "a", PodLimitState("uid-a", True, gpus={uuid(0): GpuLimitState(8 * GIB, 3 * GIB)}))]
+    report = DriverLimitReport("auto", backend="dmem", excess={uuid(0): 2 * GIB})
+    node.metrics._driver_limits = SimpleNamespace(report=report, pod_states=lambda: iter(states))
+    told = series(node)
+    assert told["gigaslice_driver_limits"] == {("dmem",): 1}
+    assert told["gigaslice_pod_driver_limit_bytes"] == {(*GPU, "default", "a"): 8 * GIB}
+    assert told["gigaslice_pod_driver_used_bytes"] == {(*GPU, "default", "a"): 3 * GIB}
+    assert told["gigaslice_gpu_driver_limits_excess_bytes"] == {GPU: 2 * GIB}
+
+
+# --- the agent ----------------------------------------------------------------------------------------------------
+
+
+def test_what_has_happened_to_the_agent(tmp_path):
+    node = Node(tmp_path)
+    told = series(node)
+    assert told["gigaslice_build_info"] == {(vcuda.__version__, "r"): 1}
+    assert told["gigaslice_state_dir_usable"] == {(): 1}
+    for name in ("kubelet_registrations", "start_waits", "ledger_truncations"):
+        assert told[f"gigaslice_{name}_total"] == {(): 0}
+    assert "gigaslice_component_failures_total" not in told
+    node.counters.registrations, node.counters.gate_waits, node.store.dirs.ledgers.cuts = 2, 3, 4
+    node.counters.part_failed("health")
+    node.counters.part_failed("health")
+    node.room.problem = "the disk is full"
+    told = series(node)
+    assert told["gigaslice_kubelet_registrations_total"] == {(): 2}
+    assert told["gigaslice_start_waits_total"] == {(): 3}
+    assert told["gigaslice_ledger_truncations_total"] == {(): 4}
+    assert told["gigaslice_component_failures_total"] == {("health",): 2}
+    assert told["gigaslice_state_dir_usable"] == {(): 0}
+
+
+class ClaimAnswers:
+    """What serves the kubelet's calls: one claim is an error."""
+
+    async def prepare(self, claims, remaining):
+        del remaining
+        return {claim.uid: PrepareAnswer(error="no room" if claim.uid == "bad" else "") for claim in claims}
+
+    async def unprepare(self, claims):
+        return {claim.uid: "the disk is full" if claim.uid == "bad" else "" for claim in claims}
+
+
+def test_calls_about_claims_and_what_was_published_for_them(tmp_path):
+    node = Node(tmp_path)
+    assert not [name for name in series(node) if "_claim" in name or "_slice_write" in name]
+    slices = SimpleNamespace(writes=3, failures=2, problem="the API server does not answer")
+    node.metrics._claims = SimpleNamespace(
+        preparation=SimpleNamespace(refused={"bad": "no room"}),
+        slices=slices,
+        registration=SimpleNamespace(accepted=True),
+    )
+    methods = ClaimServicer(ClaimAnswers(), node.counters).methods
+    context = SimpleNamespace(time_remaining=lambda: 40.0)
+    names = [dra_v1_pb2.Claim(namespace="ns", name=uid, uid=uid) for uid in ("good", "bad")]
+    for method, times in (("NodePrepareResources", 2), ("NodeUnprepareResources", 1)):
+        request = getattr(dra_v1_pb2, f"{method}Request")(claims=names)
+        for _ in range(times):
+            asyncio.run(methods[f"v1.{method}"].answer(request, context))
+    text = Exposition(node.metrics.collect).prepare()().decode()
+    assert "gigaslice_claim_prepare_duration_seconds_count 2.0" in text
+    assert "gigaslice_claim_unprepare_duration_seconds_count 1.0" in text
+    told = series(node)
+    assert told["gigaslice_claim_errors_total"] == {("prepare",): 2, ("unprepare",): 1}
+    assert told["gigaslice_claims_refused"] == {(): 1}
+    assert told["gigaslice_slice_writes_total"] == {(): 3}
+    assert told["gigaslice_slice_write_failures_total"] == {(): 2}
+    assert told["gigaslice_slices_published"] == {(): 0}
+    slices.problem = ""
+    assert series(node)["gigaslice_slices_published"] == {(): 1}

@@ -44,6 +44,18 @@ def test_a_controller_that_has_had_no_watch_for_long_is_unready(monkeypatch, sec
     asyncio.run(story())
 
 
+def test_what_waits_for_a_pass_is_shown():
+    async def story() -> None:
+        one = parts(Clock())
+        for name in ("n1", "n2", "n1"):
+            one.reconciler.nodes.add(name)
+        one.reconciler.classes.add("nvidia.h100")
+        lengths = one.collect().series["gigaslice_controller_queue_length"]
+        assert lengths == {("gpus",): 2, ("classes",): 1, ("templates",): 0}
+
+    asyncio.run(story())
+
+
 def test_a_page_of_many_nodes_is_made_in_pieces():
     async def story() -> None:
         one = parts(Clock())

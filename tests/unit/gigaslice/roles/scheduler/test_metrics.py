@@ -65,3 +65,15 @@ def test_durations_and_refusals_are_counted():
     assert found["gigaslice_scheduler_filter_seconds_bucket/+Inf"] == 3
     assert found["gigaslice_scheduler_rejections_total/no-room"] == 2
     assert found["gigaslice_scheduler_rejections_total/unhealthy"] == 1
+
+
+def test_each_verb_has_durations_of_its_own():
+    metrics = SchedulerMetrics(reading)
+    for verb, times in (("filter", 1), ("prioritize", 2), ("preempt", 3), ("bind", 4)):
+        for _ in range(times):
+            metrics.took(verb, 0.003)
+    found = samples(metrics)
+    assert found["gigaslice_scheduler_filter_seconds_count"] == 1
+    assert found["gigaslice_scheduler_prioritize_seconds_count"] == 2
+    assert found["gigaslice_scheduler_preempt_seconds_count"] == 3
+    assert found["gigaslice_scheduler_bind_seconds_count"] == 4

@@ -83,6 +83,7 @@ def test_it_registers_and_says_who_it_is(world):
             "pluginregistration.Registration/NotifyRegistrationStatus",
         ]
         assert world.service.unready() is None
+        assert world.metric("gigaslice_dataset_registered") == 1
         async with grpc.aio.insecure_channel(f"unix:{kubelet.endpoint}") as channel:
             identity, node = csi_rpc.IdentityStub(channel), csi_rpc.NodeStub(channel)
             info = await identity.GetPluginInfo(csi.GetPluginInfoRequest())
@@ -347,7 +348,9 @@ def test_a_call_that_no_kubelet_makes_is_refused(world, change):
 
 def test_early_a_placeholder_is_published_and_the_data_are_mounted_over_it(world):
     async def story():
+        assert world.metric("gigaslice_dataset_agents") == 0
         connection = await agent(world)
+        assert world.metric("gigaslice_dataset_agents") == 1
         bucket = world.storage.buckets["coco"]
         bucket.hold.clear()
         one = pod()
@@ -355,6 +358,7 @@ def test_early_a_placeholder_is_published_and_the_data_are_mounted_over_it(world
         world.kubelet.run(one)
         await one.ready.wait()
         assert world.shown(one) == ["gigaslice-dataset"]
+        assert world.metric("gigaslice_dataset_volumes", "pending") == 1
         answer = await ask(connection, one.uid)
         assert answer["ready"] is False
         assert answer["detail"].startswith("waiting for dataset s3://coco/train: ")
@@ -365,7 +369,9 @@ def test_early_a_placeholder_is_published_and_the_data_are_mounted_over_it(world
         assert world.shown(one)[-1].endswith(".img")
         assert "DatasetReady" in world.reasons(one)
         await until(lambda: not list((world.root / "r" / "early").iterdir()))
-        assert world.service.counters.gate_waits == 1
+        assert world.metric("gigaslice_dataset_gate_waits_total") == 1
+        assert world.metric("gigaslice_dataset_gate_wait_seconds_total") > 0
+        assert world.metric("gigaslice_dataset_volumes", "pending") == 0
         world.kubelet.delete(one)
         await until(lambda: not world.kubelet.pods)
         assert not [one for one in world.mounts.mounts if "/pods/" in one.point]

@@ -85,7 +85,7 @@ def test_what_pins_a_version_is_not_read_from_storage_that_nothing_compares(worl
         parts.provisioner.ensure = full
         assert str(await ended(task_of(world, "q", dataset="coco"))) == "no room"
         assert await ended(task_of(world, "q", dataset="coco", check="listing")) is None
-        assert world.service.counters.fallbacks == 1
+        assert world.metric("gigaslice_dataset_local_fallbacks_total") == 1
 
     play(story)
 
@@ -305,7 +305,7 @@ def test_that_the_pod_reads_the_storage_itself_is_said_when_it_does(world, play)
         assert [one[3] for one in world.said if one[2] == "DatasetNotCached"] == [
             "no room; the pod reads the storage itself (mode: local)"
         ]
-        assert world.service.counters.fallbacks == 1
+        assert world.metric("gigaslice_dataset_local_fallbacks_total") == 1
 
     play(story)
 
