@@ -2,10 +2,10 @@
 
 A name in a test does not prove that the test is good. A name in none proves that nothing would notice its loss, and
 that is what is found here. A test that walks over a whole table does not count: it holds for a line whose value is
-never collected, and for a hook that charges nothing.
+never collected, and for a hook that charges nothing. A table that says for each name what is called and what must come
+of it does count, as tests/native/clients/work.def.
 
-`untested.txt` has the names that were without a test of their own when this check was made. It only gets shorter: a
-name that is not there needs a test, and one that is there and has a test must be taken out.
+There are no exceptions: each metric and each hook has a test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from gigaslice.roles.scheduler.metrics import METRICS as SCHEDULER_METRICS
 from tests.native import check_library
 
 TESTS = Path(__file__).resolve().parents[2]
-UNTESTED = Path(__file__).with_name("untested.txt")
 FOLDERS = ("unit", "integration", "native")
 """What `make test` runs without a GPU and a cluster, and the programs that these tests start."""
 OTHER = ("unit/fakedriver", "unit/docs", "unit/names", "native/runtimes.py")
@@ -67,7 +66,7 @@ def files_of_tests() -> Iterator[Path]:
     for folder in FOLDERS:
         for path in sorted((TESTS / folder).rglob("*.*")):
             name = path.relative_to(TESTS).as_posix()
-            if path.suffix in (".py", ".c", ".h") and not name.startswith(OTHER):
+            if path.suffix in (".py", ".c", ".h", ".def") and not name.startswith(OTHER):
                 yield path
 
 
@@ -80,20 +79,16 @@ def words_of_tests(files: Iterable[Path]) -> set[str]:
     return words | {re.sub(r"_(bucket|count|sum)$", "", word) for word in words}
 
 
-def mistakes(names: set[str], words: set[str], untested: set[str]) -> Iterator[str]:
-    """A line for each of NAMES that WORDS and UNTESTED lack, and for each that is in UNTESTED without need."""
-    for name in sorted(names - words - untested):
+def mistakes(names: set[str], words: set[str]) -> Iterator[str]:
+    """A line for each of NAMES that WORDS lack."""
+    for name in sorted(names - words):
         yield f"{name} is named in no test: {REMEDY}"
-    for name in sorted(untested & words & names):
-        yield f"{name} has a test now: take it out of tests/unit/names/untested.txt"
-    for name in sorted(untested - names):
-        yield f"{name} is neither a metric nor a hook: take it out of tests/unit/names/untested.txt"
 
 
 def main() -> int:
     """Prints the mistakes; 1 if there are any."""
     names = metric_names() | check_library.listed_symbols()
-    lines = list(mistakes(names, words_of_tests(files_of_tests()), set(UNTESTED.read_text().split())))
+    lines = list(mistakes(names, words_of_tests(files_of_tests())))
     print("\n".join([*lines, f"tested names: {len(names)} metrics and hooks, {len(lines)} mistakes"]))
     return 1 if lines else 0
 
