@@ -5,7 +5,8 @@
  *
  * Go's runtime reads the array that the kernel laid down on the stack, where there is no room for one entry more. There
  * VCUDA_DIR takes the place of "_", by which shells tell a program its own path, where a shell has set it.
- * Tests: tests/native/test_head.c, tests/integration/test_native_heads.py. */
+ * Tests: tests/native/test_head.c, tests/integration/test_native_heads.py,
+ * test_native_head_children.py. */
 #define _GNU_SOURCE
 #include "head.h"
 

@@ -1,7 +1,7 @@
 /* See own_quota.h. Whoever joins or makes such a quota has the lock of its base directory until it has attached, and so
  * has who removes one: what is judged unused is not joined before it is gone. The GPUs are asked for before the lock is
  * taken, since that runs the dynamic loader, for which another thread of this process may wait with its own lock.
- * Tests: tests/integration/test_native_heads.py. */
+ * Tests: tests/integration/test_native_heads.py, test_native_named_quotas.py. */
 #define _GNU_SOURCE
 #include "own_quota.h"
 
