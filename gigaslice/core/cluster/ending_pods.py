@@ -18,9 +18,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import combinations
-from typing import NamedTuple
 
 from gigaslice.core.cluster.demand import PodDemand
+from gigaslice.core.cluster.ending_levels import (
+    NOBODY,
+    NOTHING_HELD,
+    Level,
+    Load,
+    Needs,
+    Option,
+    Price,
+    most_of,
+    price_sum,
+    price_total,
+    serves_as_much,
+)
 from gigaslice.core.cluster.hardware import NOTHING, GpuRoom, NodeRoom
 from gigaslice.core.cluster.holding import HeldShare, Holding
 from gigaslice.core.cluster.node_record import NodeRecord
@@ -32,8 +44,7 @@ from gigaslice.core.placement.tree import bits
 
 __all__ = ["EndingPod", "EndingPods", "ending_pods"]
 
-_Price = tuple[int, int]
-_NO_LIMIT: _Price = (1 << 30, 0)
+_NO_LIMIT: Price = (1 << 30, 0)
 _MOST_EFFORT = 15_000
 """Sets that are looked at, over all nodes: a tenth of a second."""
 
@@ -72,7 +83,7 @@ def ending_pods(
         most: So many sets at most.
         tries: So many sets at most are tried on a node before a good one is taken for the best.
     """
-    searches: list[tuple[_Price, str, _NodeSearch]] = []
+    searches: list[tuple[Price, str, _NodeSearch]] = []
     for node in nodes:
         record, problem = state.record(node), state.problem_on(demand, node)
         if record is None or problem is None or problem.never is not None or record.closed():
@@ -103,84 +114,6 @@ class _SpentError(Exception):
     """There are no tries left; never leaves this module."""
 
 
-class _Load(NamedTuple):
-    """What is held of one GPU, or what pods give back of it."""
-
-    slices: int
-    real: int
-    cores: int
-    holdings: int
-    exclusive: int
-
-    def plus(self, other: _Load, sign: int = 1) -> _Load:
-        return _Load(
-            self.slices + sign * other.slices,
-            self.real + sign * other.real,
-            self.cores + sign * other.cores,
-            self.holdings + sign * other.holdings,
-            self.exclusive + sign * other.exclusive,
-        )
-
-
-_NOTHING_HELD = _Load(0, 0, 0, 0, 0)
-
-
-class _Option(NamedTuple):
-    """Pods that end together, what they give back of a GPU, and their price."""
-
-    price: _Price
-    load: _Load
-    uids: tuple[str, ...]
-
-    def beside(self, other: _Option) -> _Option:
-        return _Option(_sum(self.price, other.price), self.load.plus(other.load), self.uids + other.uids)
-
-
-_NOBODY = _Option((0, 0), _NOTHING_HELD, ())
-
-
-class _Level(NamedTuple):
-    """What one GPU would have left at a price. usable: as far as the pod tells amounts apart."""
-
-    price: _Price
-    room: GpuRoom
-    usable: GpuRoom
-    uids: tuple[str, ...]
-
-
-class _Needs(NamedTuple):
-    """What any answer has: so many GPUs, and so many slices on them altogether.
-
-    least: slices below which a GPU in use is of no use; 0 where only idle ones serve. most, most_cores: slices and
-    compute above which a GPU in use is of no more use. most_gpus: so many GPUs are needed at most.
-    """
-
-    gpus: int
-    slices: int
-    least: int
-    most: int
-    most_cores: int
-    most_gpus: int
-
-    @classmethod
-    def of(cls, problem: NodeProblem) -> _Needs:
-        """What a pod needs on a kind of node."""
-        blocks = problem.blocks
-        units = [unit for block in blocks for units in block.alternatives for unit in units]
-        return cls(
-            max((min(map(len, block.alternatives), default=1) for block in blocks), default=1),
-            sum(
-                min((sum(unit.slices for unit in units) for units in block.alternatives), default=0)
-                for block in blocks
-                if not block.lends
-            ),
-            min((unit.slices for unit in units if unit.slices), default=0),
-            sum(max((unit.slices for units in block.alternatives for unit in units), default=0) for block in blocks),
-            sum(max((unit.cores for units in block.alternatives for unit in units), default=0) for block in blocks),
-            sum(max(map(len, block.alternatives), default=0) for block in blocks),
-        )  # fmt: skip
-
-
 class _NodeSearch:
     """The search on one node. TRIES: so many sets at most are tried."""
 
@@ -189,15 +122,15 @@ class _NodeSearch:
     ) -> None:
         self._record, self._problem, self._fits, self._tries = record, problem, fits, tries
         self.effort = 0
-        self._hardware, self._needs = problem.hardware, _Needs.of(problem)
+        self._hardware, self._needs = problem.hardware, Needs.of(problem)
         serving = 0
         for block in problem.blocks:
             for units in block.alternatives:
                 for unit in units:
                     serving |= unit.gpus
         self._gpus = [gpu for gpu in bits(serving) if not record.unhealthy >> gpu & 1]
-        self._loads = dict.fromkeys(self._gpus, _NOTHING_HELD)
-        self._of: dict[str, dict[int, _Load]] = {}
+        self._loads = dict.fromkeys(self._gpus, NOTHING_HELD)
+        self._of: dict[str, dict[int, Load]] = {}
         """By id of a holding: what it has of the GPUs that serve the pod."""
         self._holdings: dict[str, list[Holding]] = {}
         """By UID of a pod that can be named: what ends with it, alone or with others."""
@@ -211,8 +144,8 @@ class _NodeSearch:
             if not holding.reserved and all(pod.name for pod in holding.consumers):
                 for pod in holding.consumers:
                     self._holdings.setdefault(pod.uid, []).append(holding)
-        self._prices: dict[str, _Price] = {}
-        self._single: dict[int, list[_Option]] = {gpu: [] for gpu in self._gpus}
+        self._prices: dict[str, Price] = {}
+        self._single: dict[int, list[Option]] = {gpu: [] for gpu in self._gpus}
         self._others: list[str] = []
         for uid, holdings in self._holdings.items():
             slices = sum(share.slices for holding in holdings for share in self._shares(holding))
@@ -220,21 +153,21 @@ class _NodeSearch:
             loads = self._of[holdings[0].id]
             if len(holdings) == len(loads) == len(holdings[0].consumers) == 1:
                 ((gpu, load),) = loads.items()
-                self._single[gpu].append(_Option((1, slices), load, (uid,)))
+                self._single[gpu].append(Option((1, slices), load, (uid,)))
             else:
                 self._others.append(uid)
         for options in self._single.values():
             options.sort(key=lambda option: (-option.load.slices, option.uids))
         self._others.sort()
 
-    def bound(self) -> _Price:
+    def bound(self) -> Price:
         """Returns a price that no set is cheaper than."""
         if self._others or self._hardware.lends:
             return 1, 0
         prices = sorted(map(self._bound_of, self._gpus))
-        return max(_total(prices[: self._needs.gpus]), (1, 0))
+        return max(price_total(prices[: self._needs.gpus]), (1, 0))
 
-    def cheapest(self, limit: _Price, *, rough: bool = False) -> tuple[str, ...] | None:
+    def cheapest(self, limit: Price, *, rough: bool = False) -> tuple[str, ...] | None:
         """Returns the UIDs of the pods of the cheapest set that costs less than a limit; None where there is none.
 
         Args:
@@ -246,12 +179,12 @@ class _NodeSearch:
         spared: tuple[str, ...] | None = None
         if limit > _NO_LIMIT:  # what is dearer than a good set need not be looked at
             spared = self._spared()
-            limit = _total(self._prices[uid] for uid in spared)
+            limit = price_total(self._prices[uid] for uid in spared)
         try:
             return spared if rough and spared else self._search(limit) or spared
         except _SpentError:
             spared = spared or self._spared()
-            return spared if _total(self._prices[uid] for uid in spared) <= limit else None
+            return spared if price_total(self._prices[uid] for uid in spared) <= limit else None
 
     def named(self, uids: Sequence[str]) -> EndingPods:
         """Returns a set with the names of its pods, those with the most first."""
@@ -275,16 +208,16 @@ class _NodeSearch:
         positions = self._record.positions
         return (share for share in holding.shares if share.gpu in positions)
 
-    def _loads_of(self, holding: Holding) -> dict[int, _Load]:
-        loads: dict[int, _Load] = {}
+    def _loads_of(self, holding: Holding) -> dict[int, Load]:
+        loads: dict[int, Load] = {}
         for share in self._shares(holding):
             gpu = self._record.positions[share.gpu]
             if gpu in self._loads:
                 real = self._hardware.real_slices(gpu, share.slices, share.host)
-                loads[gpu] = _Load(share.slices, real, share.cores, 1, int(share.exclusive))
+                loads[gpu] = Load(share.slices, real, share.cores, 1, int(share.exclusive))
         return loads
 
-    def _bound_of(self, gpu: int) -> _Price:
+    def _bound_of(self, gpu: int) -> Price:
         """Returns a price below which a GPU with pods of its own alone is of no use."""
         load, pods = self._loads[gpu], self._single[gpu]
         if not load.holdings:
@@ -302,7 +235,7 @@ class _NodeSearch:
                 return min(idle, (number, lacking))
         return idle
 
-    def _search(self, limit: _Price) -> tuple[str, ...] | None:
+    def _search(self, limit: Price) -> tuple[str, ...] | None:
         best: tuple[str, ...] | None = None
         normalizer = None if self._hardware.lends else RoomNormalizer(self._problem)
         options = {gpu: self._options(gpu, limit[0]) for gpu in self._gpus}
@@ -310,18 +243,18 @@ class _NodeSearch:
             if count > limit[0]:  # it sinks with every set
                 break
             for others in combinations(self._others, count):
-                price = _total(self._prices[uid] for uid in others)
+                price = price_total(self._prices[uid] for uid in others)
                 if price >= limit:
                     continue
                 levels = self._levels(options, others, normalizer)
-                if not self._enough(self._room({gpu: _most(rows) for gpu, rows in levels.items()})):
+                if not self._enough(self._room({gpu: most_of(rows) for gpu, rows in levels.items()})):
                     continue
                 beside = self._climb(levels, price, limit)
                 if beside is not None:
                     limit, best = beside[0], (*others, *beside[1])
         return best
 
-    def _options(self, gpu: int, most: int) -> list[_Option]:
+    def _options(self, gpu: int, most: int) -> list[Option]:
         """Returns the sets of pods of one GPU alone that may be worth their price, the cheapest first.
 
         Args:
@@ -329,7 +262,7 @@ class _NodeSearch:
             most: So many pods at most are worth it.
         """
         pods = self._single[gpu]
-        forced, every = _NOBODY, _NOBODY
+        forced, every = NOBODY, NOBODY
         for pod in pods:
             every = every.beside(pod)
             if pod.load.exclusive:
@@ -341,9 +274,9 @@ class _NodeSearch:
                     grown = [option.beside(pod) for option in front if option.price[0] < most]
                     self.effort += len(grown)
                     front = self._pareto([*front, *grown], gpu)
-        return sorted([_NOBODY, *front, every], key=lambda option: option.price)
+        return sorted([NOBODY, *front, every], key=lambda option: option.price)
 
-    def _pareto(self, options: list[_Option], gpu: int) -> list[_Option]:
+    def _pareto(self, options: list[Option], gpu: int) -> list[Option]:
         """Returns those that give back more of a GPU than any cheaper one, as far as it is of use."""
         options.sort(key=lambda option: (option.price, option.uids))
         held = self._loads[gpu]
@@ -351,7 +284,7 @@ class _NodeSearch:
             held.slices - self._hardware.gpus[gpu].slices, held.real - self._hardware.own[gpu].slices, 0
         )
         most, most_cores = self._needs.most + over, self._needs.most_cores
-        kept: list[_Option] = []
+        kept: list[Option] = []
         if self._hardware.lends or most_cores:
             amounts: list[tuple[int, int, int]] = []
             for option in options:
@@ -373,33 +306,33 @@ class _NodeSearch:
 
     def _levels(
         self,
-        options: dict[int, list[_Option]],
+        options: dict[int, list[Option]],
         others: Sequence[str],
         normalizer: RoomNormalizer | None,
-    ) -> dict[int, list[_Level]]:
+    ) -> dict[int, list[Level]]:
         """Returns what each GPU can have left once others have ended, each amount once, the cheapest first."""
         loads = dict(self._loads)
         for name, holding in {held.id: held for uid in others for held in self._holdings[uid]}.items():
             if set(holding.uids) <= set(others):
                 for gpu, load in self._of[name].items():
                     loads[gpu] = loads[gpu].plus(load, -1)
-        levels: dict[int, list[_Level]] = {}
+        levels: dict[int, list[Level]] = {}
         for gpu in self._gpus:
-            rows: list[_Level] = []
+            rows: list[Level] = []
             for option in options[gpu]:
                 room = self._gpu_room(gpu, loads[gpu].plus(option.load, -1))
                 usable = room if normalizer is None else normalizer.usable(room)
-                if not any(_at_least(row.usable, usable) for row in rows):
-                    rows.append(_Level(option.price, room, usable, option.uids))
+                if not any(serves_as_much(row.usable, usable) for row in rows):
+                    rows.append(Level(option.price, room, usable, option.uids))
             levels[gpu] = rows
         return levels
 
     def _climb(
-        self, levels: dict[int, list[_Level]], price: _Price, limit: _Price
-    ) -> tuple[_Price, tuple[str, ...]] | None:
+        self, levels: dict[int, list[Level]], price: Price, limit: Price
+    ) -> tuple[Price, tuple[str, ...]] | None:
         """Returns the cheapest levels that are enough, as their price with PRICE and their pods; None from LIMIT on."""
         rows = [levels[gpu] for gpu in self._gpus]
-        queue = [(_sum(price, _total(row[0].price for row in rows)), (0,) * len(rows), 0)]
+        queue = [(price_sum(price, price_total(row[0].price for row in rows)), (0,) * len(rows), 0)]
         while queue:
             total, chosen, last = heappop(queue)
             if total >= limit:
@@ -418,7 +351,7 @@ class _NodeSearch:
                     heappush(queue, (dearer, (*chosen[:at], higher, *chosen[at + 1 :]), at))
         return None
 
-    def _may_do(self, picked: Sequence[_Level]) -> bool:
+    def _may_do(self, picked: Sequence[Level]) -> bool:
         """Whether it is worth a try: whether there are as many GPUs of use, and slices, as in any answer."""
         free = [level.usable.free for level in picked if level.usable.free]
         return len(free) >= self._needs.gpus and sum(free) >= self._needs.slices
@@ -435,7 +368,7 @@ class _NodeSearch:
         """Returns the room with these GPUs so, and the others as they are."""
         return tuple(rooms.get(gpu, room) for gpu, room in enumerate(self._record.current_room()))
 
-    def _gpu_room(self, gpu: int, load: _Load) -> GpuRoom:
+    def _gpu_room(self, gpu: int, load: Load) -> GpuRoom:
         """Returns what a GPU has left, as `NodeRecord.room_without` counts it."""
         if load.exclusive:
             return NOTHING
@@ -452,35 +385,3 @@ class _NodeSearch:
         self._tries -= 1
         self.effort += 1
         return self._fits(room)
-
-
-def _sum(first: _Price, second: _Price) -> _Price:
-    return first[0] + second[0], first[1] + second[1]
-
-
-def _total(prices: Iterable[_Price]) -> _Price:
-    pods = slices = 0
-    for price in prices:
-        pods, slices = pods + price[0], slices + price[1]
-    return pods, slices
-
-
-def _most(levels: Sequence[_Level]) -> GpuRoom:
-    """Returns a room that serves whatever any of them does."""
-    rooms = [level.room for level in levels]
-    return GpuRoom(
-        max(room.free for room in rooms),
-        max(room.own_free for room in rooms),
-        max(room.cores for room in rooms),
-        all(room.foreign for room in rooms),
-    )
-
-
-def _at_least(room: GpuRoom, other: GpuRoom) -> bool:
-    """Whether whatever OTHER serves, ROOM does."""
-    return (
-        room.free >= other.free
-        and room.own_free >= other.own_free
-        and room.cores >= other.cores
-        and (other.foreign or not room.foreign)
-    )
