@@ -120,7 +120,7 @@ native-check: $(BUILD)/libvcuda.so  ## exports, glibc versions, constructors, in
 CLIENT_CFLAGS := -std=c17 -O2 -g -Wall -Wextra -Werror
 CLIENTS := $(addprefix $(BUILD)/native/clients/,client client-linked lookup proc_address chain.so next_user.so tail.so \
   load vmm-race ways plugin.so plugin-linked.so plugin-constructor.so second/libcuda.so.1 sandbox footprint witness.so runtime \
-  interposer.so atfork.so dynlink.so dynlink-table.so dynlink-sealed.so dynlink-open.so dynlink-main dynlink-user streams work neighbours ways-asan ways-asan-static ways-tsan)
+  interposer.so atfork.so dynlink.so dynlink-table.so dynlink-sealed.so dynlink-open.so dynlink-main dynlink-user streams work work-linked neighbours ways-asan ways-asan-static ways-tsan)
 
 .PHONY: native-clients
 native-clients: $(CLIENTS)  ## build the programs that tests run under the library
@@ -142,6 +142,10 @@ $(BUILD)/native/clients/work: tests/native/clients/work.c tests/native/clients/w
 	@mkdir -p $(@D)
 	@echo "  LD  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -o $@.new $< -ldl && mv $@.new $@
+$(BUILD)/native/clients/work-linked: tests/native/clients/work.c tests/native/clients/work.def $(BUILD)/fakedriver/libcuda.so | $(VENV)
+	@mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(CLIENT_CFLAGS) -DLINKED $(NATIVE_HEADERS) -o $@.new $< -L$(BUILD)/fakedriver -lcuda -ldl && mv $@.new $@
 $(BUILD)/native/clients/streams: tests/native/clients/streams.c | $(VENV)
 	@mkdir -p $(@D)
 	@echo "  LD  $@"

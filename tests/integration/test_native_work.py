@@ -93,6 +93,17 @@ def test_programs_that_wait_for_nothing_have_the_drivers_own_functions(tmp_path)
     assert owners["slicing"] == {work.name: LIBRARY.name for work in ALL}
 
 
+@pytest.mark.parametrize("limit", [None, "4GiB"])
+def test_a_linked_program_that_waits_for_nothing_has_its_work_done_too(tmp_path, limit):
+    """It cannot be given the driver's own functions: the library's call them."""
+    with Worker(Place(tmp_path).env(limit), linked=True) as worker:
+        worker.started("work_1us")
+        done = {
+            work.name: [worker.do(f"call {work.name}"), worker.do(f"look {work.name}")] for work in WAITING
+        }
+    assert done == {work.name: [str(work.code), "ok"] for work in WAITING}
+
+
 def test_no_work_is_done_under_limits_that_cannot_be_used(tmp_path):
     place = Place(tmp_path)
     place.quota.mkdir()

@@ -48,9 +48,14 @@ WAITING = [work for work in ALL if work.kind not in WAITS_FOR_NOTHING]
 class Worker:
     """The running program."""
 
-    def __init__(self, env: dict[str, str]) -> None:
+    def __init__(self, env: dict[str, str], *, linked: bool = False) -> None:
+        """LINKED: it calls the functions that the loader has found, and looks none up."""
         self.process = subprocess.Popen(
-            [str(CLIENTS / "work")], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [str(CLIENTS / ("work-linked" if linked else "work"))],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def tell(self, line: str) -> None:

@@ -9,7 +9,8 @@
  *   keep KERNEL    launches it into another stream -> code
  *   owner NAME     -> the file that the function is in
  *
- * Functions come from dlsym, so it runs under the library or without it. */
+ * Functions come from dlsym, so it runs under the library or without it; in the linked flavour (-DLINKED) they are those
+ * that the loader finds. */
 #define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL 1
 #include <cuda.h>
@@ -97,7 +98,11 @@ static void *lookup(const char *symbol) {
   exit(9);
 }
 
+#ifdef LINKED
+#define CALL(symbol) symbol
+#else
 #define CALL(symbol) ((__typeof__(&symbol))lookup(#symbol))
+#endif
 
 #define WORK(symbol, kind, arguments)       \
   static CUresult do_##symbol(CUstream stream) { \
@@ -133,10 +138,14 @@ static void must(CUresult result, const char *what) {
 }
 #define MUST(call) must(call, #call)
 
-/* What the destinations hold before a call: zeros; managed memory the pattern. */
+/* What is there before a call: the pattern at the sources and in managed memory, zeros at the destinations. */
 static void clear(void) {
   static const unsigned char zeros[SIZE];
+  for (int i = 0; i < SIZE; i++) host[i] = (unsigned char)(i + 1);
   memset(out, 0, SIZE);
+  MUST(CALL(cuMemcpyHtoD_v2)(from, host, SIZE));
+  MUST(CALL(cuMemcpyHtoD_v2)(low_from, host, SIZE));
+  MUST(CALL(cuMemcpyHtoA_v2)(array_from, 0, host, SIZE));
   MUST(CALL(cuMemcpyHtoD_v2)(to, zeros, SIZE));
   MUST(CALL(cuMemcpyHtoD_v2)(low_to, zeros, SIZE));
   MUST(CALL(cuMemcpyHtoA_v2)(array_to, 0, zeros, SIZE));
@@ -145,7 +154,6 @@ static void clear(void) {
 
 static void make_memory(void) {
   const CUDA_ARRAY_DESCRIPTOR line = {.Width = SIZE, .Format = CU_AD_FORMAT_UNSIGNED_INT8, .NumChannels = 1};
-  for (int i = 0; i < SIZE; i++) host[i] = (unsigned char)(i + 1);
   MUST(CALL(cuMemAlloc_v2)(&from, SIZE));
   MUST(CALL(cuMemAlloc_v2)(&to, SIZE));
   MUST(CALL(cuMemAlloc)(&low_from, SIZE));
@@ -153,9 +161,6 @@ static void make_memory(void) {
   MUST(CALL(cuMemAllocManaged)(&managed, SIZE, CU_MEM_ATTACH_GLOBAL));
   MUST(CALL(cuArrayCreate_v2)(&array_from, &line));
   MUST(CALL(cuArrayCreate_v2)(&array_to, &line));
-  MUST(CALL(cuMemcpyHtoD_v2)(from, host, SIZE));
-  MUST(CALL(cuMemcpyHtoD_v2)(low_from, host, SIZE));
-  MUST(CALL(cuMemcpyHtoA_v2)(array_from, 0, host, SIZE));
   for (int i = 0; i < 2; i++) {
     to_halves[i] = to + AT + (size_t)i * BYTES / 2;
     from_halves[i] = from + FROM + (size_t)i * BYTES / 2;
