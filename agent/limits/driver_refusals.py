@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from agent.apiserver.consumer_pods import ConsumerPods
 from agent.ledgers.usage import Reading
+from agent.limits.refusal_counts import RefusalCounts
 from gigaslice.core.allocation.table import Allocation, AllocationTable
 from gigaslice.core.limits.driver_limit_messages import GpuLimitState
 from gigaslice.core.units import format_bytes
@@ -56,15 +57,11 @@ class DriverRefusals:
         pods: ConsumerPods,
         interval: float,
     ) -> None:
-        self._table = table
-        self._readings = readings
+        self._counts = RefusalCounts(table, readings, lambda reading: reading.driver_refused)
         self._states = states
         self._room = room
         self._pods = pods
         self._interval = interval
-        # What ledgers had counted before this agent was started is not told a second time.
-        self._counts: dict[tuple[str, str], int] = {}
-        self._earlier = {allocation.id for allocation in table().allocations}
         self._log = get_logger("driver_limits")
 
     async def run(self) -> None:
@@ -75,21 +72,9 @@ class DriverRefusals:
 
     def look(self) -> None:
         """Reports every refusal since the last look."""
-        readings = self._readings()
-        counts: dict[tuple[str, str], int] = {}
-        for allocation in self._table().allocations:
-            reading = readings.get(allocation.id)
-            if reading is None or reading.problem is not None:
-                counts |= {key: count for key, count in self._counts.items() if key[0] == allocation.id}
-                continue
-            for gpu, count in reading.driver_refused.items():
-                key = (allocation.id, gpu)
-                before = self._counts.get(key, count if allocation.id in self._earlier else 0)
-                if count > before:
-                    self._report(allocation, gpu, count - before, reading)
-                counts[key] = count
-            self._earlier.discard(allocation.id)
-        self._counts = counts
+        for allocation, reading, risen in self._counts.rises():
+            for gpu, count in risen.items():
+                self._report(allocation, gpu, count, reading)
 
     def _report(self, allocation: Allocation, gpu: str, count: int, reading: Reading) -> None:
         asked = reading.driver_refused_bytes.get(gpu, 0)

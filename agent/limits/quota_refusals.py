@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from agent.apiserver.consumer_pods import ConsumerPods
 from agent.ledgers.usage import Reading
+from agent.limits.refusal_counts import RefusalCounts
 from gigaslice.core.allocation.table import Allocation, AllocationTable
 from gigaslice.core.units import format_bytes
 from gigaslice.runtime.logs import get_logger
@@ -44,16 +45,13 @@ class QuotaRefusals:
         interval: float,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._counts = RefusalCounts(table, readings, _of_processes)
         self._table = table
-        self._readings = readings
         self._pods = pods
         self._interval = interval
         self._now = now
-        self._counts: dict[str, dict[_Process, int]] = {}
         self._again_at: dict[str, float] = {}
         self._untold: dict[str, int] = {}
-        # What processes had counted before this agent was started is not told a second time.
-        self._earlier = {allocation.id for allocation in table().allocations}
         self._log = get_logger("limits")
 
     async def run(self) -> None:
@@ -64,32 +62,18 @@ class QuotaRefusals:
 
     def look(self) -> None:
         """Reports what was refused since the last look."""
-        readings, allocations = self._readings(), self._table().allocations
-        for allocation in allocations:
-            reading = readings.get(allocation.id)
-            if reading is not None and reading.problem is None:
-                self._look_at(allocation, reading)
-        ids = {allocation.id for allocation in allocations}
-        for kept in (self._counts, self._again_at, self._untold):
+        for allocation, reading, risen in self._counts.rises():
+            self._untold[allocation.id] = self._untold.get(allocation.id, 0) + sum(
+                more for more in risen.values() if more >= _IN_A_ROW
+            )
+            now = self._now()
+            if self._untold[allocation.id] and now >= self._again_at.get(allocation.id, now):
+                self._report(allocation, self._untold.pop(allocation.id), reading)
+                self._again_at[allocation.id] = now + _AGAIN_SECONDS
+        ids = {allocation.id for allocation in self._table().allocations}
+        for kept in (self._again_at, self._untold):
             for gone in kept.keys() - ids:
                 del kept[gone]
-
-    def _look_at(self, allocation: Allocation, reading: Reading) -> None:
-        counts = {
-            (process.slot, process.pid_inside, process.generation): process.refused
-            for process in reading.processes
-        }
-        before = counts if allocation.id in self._earlier else self._counts.get(allocation.id, {})
-        self._earlier.discard(allocation.id)
-        self._counts[allocation.id] = counts
-        grown = [count - before.get(process, 0) for process, count in counts.items()]
-        self._untold[allocation.id] = self._untold.get(allocation.id, 0) + sum(
-            more for more in grown if more >= _IN_A_ROW
-        )
-        now = self._now()
-        if self._untold[allocation.id] and now >= self._again_at.get(allocation.id, now):
-            self._report(allocation, self._untold.pop(allocation.id), reading)
-            self._again_at[allocation.id] = now + _AGAIN_SECONDS
 
     def _report(self, allocation: Allocation, count: int, reading: Reading) -> None:
         sizes = [
@@ -108,6 +92,13 @@ class QuotaRefusals:
             count=count,
             detail=text,
         )
+
+
+def _of_processes(reading: Reading) -> dict[_Process, int]:
+    return {
+        (process.slot, process.pid_inside, process.generation): process.refused
+        for process in reading.processes
+    }
 
 
 def _used(reading: Reading, gpu: str) -> int:
