@@ -19,22 +19,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agent.claims.slice_objects import SliceObjects
 from agent.claims.slice_source import SliceContent
 from agent.claims.stored_slice import (
     StoredSlice,
     content_of,
     keeps_sharing,
     keeps_taints,
-    slice_change_reader,
-    slice_list_reader,
 )
-from gigaslice.core.claims.names import DRIVER
 from gigaslice.core.claims.slices import device_documents, pool_specs
 from gigaslice.core.kube.fields import object_at, text_at
 from gigaslice.core.placement.first_fit import chooses_alike
-from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, KubeClient, object_path
-from gigaslice.kubeapi.documents import AnswerDecoder
-from gigaslice.kubeapi.informer import Informer
+from gigaslice.kubeapi.client import ApiFailure, KubeClient
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of
@@ -42,8 +38,6 @@ from gigaslice.runtime.wakeup import Alarm
 
 __all__ = ["SlicePublisher", "SliceTimes"]
 
-_API_VERSION = "resource.k8s.io/v1"
-_PATH = object_path("apis", "resource.k8s.io", "v1", "resourceslices")
 _BURST, _REFILL = 3.0, 1.0  # writes at once; seconds for another one
 _LONGEST_PAUSE = 30.0
 _FAILURES = 3  # in a row until a server that may be restarting is a problem
@@ -122,15 +116,12 @@ class SlicePublisher:
         """Requests that came to nothing."""
         self.current = False
         """Whether the API server has what it should have, as far as was seen."""
-        self._client = client
         self._node = node
         self._content = content
         self._clock = clock
         self._times = times
         self._offered = True
         self._problem = ""
-        self._stored: dict[str, StoredSlice] = {}
-        self._generation = 0
         self._sharing = False  # whether the server was seen to keep it
         self._taints: bool | None = None  # likewise; None: not tried
         self._written_at, self._jitter = -_FOREVER, 0.0
@@ -138,18 +129,7 @@ class SlicePublisher:
         self._not_before = 0.0
         self._tokens, self._filled_at = _BURST, clock()
         self._alarm, self._registrations = Alarm(), Alarm()
-        self._slices = Informer(
-            client,
-            _PATH,
-            StoredSlice.parse,
-            self._is_shown,
-            self._is_gone,
-            on_list=self._listed,
-            query={"fieldSelector": f"spec.driver={DRIVER},spec.nodeName={node}"},
-            optional=True,
-            decoder=AnswerDecoder(slice_list_reader, slice_change_reader),
-            **informer,
-        )
+        self._slices = SliceObjects(client, node, self._alarm.ring, **informer)
         self._reported = LogOnce()
         self._log = get_logger("claims")
 
@@ -181,7 +161,7 @@ class SlicePublisher:
             unwatch()
 
     async def _keep_publishing(self) -> None:
-        await self._slices.synced.wait()
+        await self._slices.seen()
         while True:
             try:
                 wait = await self._publish()
@@ -197,30 +177,6 @@ class SlicePublisher:
             if await self._registrations.wait(_FOREVER):
                 await self._slices.refresh()
 
-    # --- what there is ------------------------------------------------------------------------------------------
-
-    def _is_shown(self, stored: StoredSlice) -> None:
-        """Takes a state that the watch shows, unless an answer to a write was a later one."""
-        own = self._stored.get(stored.name)
-        if own is None or not own.newer_than(stored):
-            self._stored[stored.name] = stored
-            self._alarm.ring()
-
-    def _is_gone(self, stored: StoredSlice) -> None:
-        own = self._stored.get(stored.name)
-        if own is not None and own.uid == stored.uid:
-            del self._stored[stored.name]
-            self._alarm.ring()
-
-    def _listed(self) -> None:
-        """What a list lacks is gone, or was made meanwhile; making it again then finds it."""
-        present = {stored.name: stored for stored in self._slices.values}
-        lost = self._stored.keys() - present.keys()
-        for name in lost:
-            del self._stored[name]
-        if lost:
-            self._alarm.ring()
-
     # --- what there should be -----------------------------------------------------------------------------------
 
     async def _publish(self) -> float:
@@ -229,9 +185,9 @@ class SlicePublisher:
         if now < self._not_before:
             return self._not_before - now
         if not self._offered:
-            await self._delete(tuple(self._stored))
+            await self._slices.delete()
             self._succeeded()
-            self.current = not self._stored
+            self.current = not self._slices.present
             return self._times.look
         content = self._content.now()
         devices = self._devices(content)
@@ -258,13 +214,12 @@ class SlicePublisher:
     def _wait(self, content: SliceContent, devices: Sequence[Mapping[str, Any]], now: float) -> float:
         """Seconds until a write is due; 0 when it is. Looks at nothing but what there is and what there should be."""
         wanted = {name: content_of(spec) for name, spec in pool_specs(self._node, devices, 0).items()}
-        present = {name: stored.spec for name, stored in self._stored.items()}
-        whole = len({stored.generation for stored in self._stored.values()}) == 1
+        present, whole = self._slices.specs, self._slices.whole
         self.current = whole and present == wanted
         if self.current:
             self._succeeded()
             return self._times.look
-        published = [device for name in sorted(self._stored) for device in self._stored[name].devices]
+        published = self._slices.devices
         if whole and _same_but_for_order(present, wanted, published, devices):
             if chooses_alike(_uuids(published), _uuids(devices), content.free):
                 self.current = True
@@ -284,18 +239,10 @@ class SlicePublisher:
         tainted = any(device.get("taints") for device in devices)
         if not devices or (self._sharing and (self._taints is not None or not tainted)):
             return True
-        answers = [await self._send(name, spec, dry_run=True) for name, spec in self._specs(devices).items()]
-        return await self._read(devices, answers)
+        return await self._read(devices, await self._slices.tried(devices))
 
     async def _write(self, devices: Sequence[Mapping[str, Any]]) -> None:
-        """Writes slices of these devices, and deletes those beyond."""
-        specs = self._specs(devices)
-        answers = []
-        for name, spec in specs.items():
-            answers.append(await self._send(name, spec))
-            self._stored[name] = answers[-1]
-            self._generation = max(self._generation, answers[-1].generation)
-        await self._delete([name for name in self._stored if name not in specs])
+        answers = await self._slices.write(devices)
         self.writes += 1
         self._written_at, self._jitter = self._clock(), random.uniform(0.0, self._times.jitter)
         if devices:
@@ -306,7 +253,7 @@ class SlicePublisher:
         kept = [device for answer in answers for device in answer.devices]
         self._sharing = keeps_sharing(kept)
         if not self._sharing:
-            await self._delete(tuple(self._stored))
+            await self._slices.delete()
             self._refused(_NOT_SHARED)
             return False
         if not any(device.get("taints") for device in devices):
@@ -319,63 +266,6 @@ class SlicePublisher:
                 "1.36",
             )
         return self._taints
-
-    def _specs(self, devices: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The specs of slices by name, with a higher generation than any before."""
-        generations = [stored.generation for stored in self._stored.values()]
-        return pool_specs(self._node, devices, max([self._generation, *generations]) + 1)
-
-    async def _send(self, name: str, spec: Mapping[str, Any], *, dry_run: bool = False) -> StoredSlice:
-        """Makes or replaces a slice; returns what the server has made of it. Raises ApiFailure."""
-        stored = self._stored.get(name)
-        metadata = stored.metadata if stored is not None else await self._metadata(name)
-        body = {"apiVersion": _API_VERSION, "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
-        method, path = ("POST", _PATH) if stored is None else ("PUT", f"{_PATH}{object_path(name)}")
-        query = {"dryRun": "All"} if dry_run else None
-        try:
-            answer = await self._client.request(method, path, query, body, patient=False)
-        except ApiFailure as failure:
-            if failure.status == CONFLICT or (failure.status == NOT_FOUND and stored is not None):
-                await self._look_at(name)
-            raise
-        try:
-            return StoredSlice.parse(answer.document())
-        except ValueError as error:
-            raise ApiFailure(f"answer to {method} {path}: {error}", answer.status) from None
-
-    async def _metadata(self, name: str) -> dict[str, Any]:
-        """That of a new slice: it goes with its node."""
-        node = await self._client.request("GET", object_path("api", "v1", "nodes", self._node), patient=False)
-        uid = text_at(object_at(node.document(), "metadata"), "uid")
-        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": uid, "controller": True}
-        return {"name": name, "ownerReferences": [owner]}
-
-    async def _look_at(self, name: str) -> None:
-        """Has a slice as it is now: the watch has not shown it yet."""
-        try:
-            answer = await self._client.request("GET", f"{_PATH}{object_path(name)}", patient=False)
-            self._stored[name] = StoredSlice.parse(answer.document())
-        except ApiFailure as failure:
-            if failure.status != NOT_FOUND:
-                raise
-            self._stored.pop(name, None)
-        except ValueError as error:
-            raise ApiFailure(f"slice {name}: {error}", 200) from None
-
-    async def _delete(self, names: Iterable[str]) -> None:
-        """Deletes slices of this node. Raises ApiFailure."""
-        for name in names:
-            stored = self._stored[name]
-            self._generation = max(self._generation, stored.generation)
-            options = {"preconditions": {"uid": stored.uid}}
-            try:
-                await self._client.request(
-                    "DELETE", f"{_PATH}{object_path(name)}", body=options, patient=False
-                )
-            except ApiFailure as failure:
-                if failure.status not in (NOT_FOUND, CONFLICT):
-                    raise
-            self._stored.pop(name, None)
 
     # --- how it goes --------------------------------------------------------------------------------------------
 

@@ -514,7 +514,8 @@ _READS = "reads bytes; what they are is decoded by another row"
 EXEMPT = {
     "gigaslice.runtime.command_line.parser:CommandParser.parse_known_args": "argparse's own, which it calls",
     # --- readers of bytes ---
-    "agent.claims.slices": "what it reads is decoded by StoredSlice.parse; else one UID of a node",
+    "agent.claims.slices": "the UUIDs of devices, which StoredSlice.parse has read",
+    "agent.claims.slice_objects": "what it reads is decoded by StoredSlice.parse; else one UID of a node",
     "gigaslice.roles.webhook.claim_admission": "asks is_genuine of a template, whose row is that of the controller",
     "agent.commands.node_checks": "one boolean; whatever is wrong is caught there",
     "gigaslice.roles.dataset_node.subcommands.prefetch_pods:judgements": _READS,
