@@ -65,6 +65,7 @@ class Worker:
 
     def has_answered(self, seconds: float = 0.0) -> bool:
         """Whether it does within so many seconds."""
+        assert self.process.stdout is not None
         return bool(select.select([self.process.stdout], [], [], seconds)[0])
 
     def hear(self) -> str:
