@@ -26,21 +26,23 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 NEEDED = ("etcd", "kube-apiserver", "kube-scheduler")
+MANAGER = "kube-controller-manager"
+"""Is there or not; what needs it says so."""
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 _PLURALS = {"NetworkPolicy": "networkpolicies", "ResourceClass": "resourceclasses"}
 _CLUSTER_SCOPED = {
     "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Namespace", "Node", "ResourceClass",
-    "ExtendedResource", "PriorityClass", "DeviceClass",
+    "ExtendedResource", "PriorityClass", "DeviceClass", "CSIDriver",
 }  # fmt: skip
 Document = dict[str, Any]
 
 
 def find_binaries() -> dict[str, str] | str:
-    """Paths by name; or the line that says which are missing."""
+    """Paths by name, of MANAGER too where it is there; or the line that says which are missing."""
     folder = os.environ.get("K8S_BIN")
-    found = {name: shutil.which(name, path=folder) or shutil.which(name) for name in NEEDED}
-    missing = [name for name, path in found.items() if path is None]
+    found = {name: shutil.which(name, path=folder) or shutil.which(name) for name in (*NEEDED, MANAGER)}
+    missing = [name for name in NEEDED if found[name] is None]
     if missing:
         where = f"{folder} (K8S_BIN) and PATH" if folder else "PATH; K8S_BIN may name their folder"
         return f"a real control plane is not at hand: no {', '.join(missing)} in {where}"

@@ -17,21 +17,27 @@ from tests.unit.manifests.test_chart import listed
 
 NAMESPACE = "gigaslice"
 SCHEDULER, CONTROLLER, AGENT = "gigaslice-scheduler", "gigaslice-controller", "gigaslice"
+DATASET = "gigaslice-dataset"
 Document = dict[str, Any]
+
+
+def chart(*values: str, version: str = "1.36.0") -> list[Document]:
+    """The chart's documents with these values, for a cluster of that version."""
+    chosen = ",".join(("cluster.enabled=true", *values))
+    return listed("--set", chosen, "--kube-version", version, "--namespace", NAMESPACE)
 
 
 def install(plane: ControlPlane, *values: str, without: tuple[str, ...] = ()) -> list[Document]:
     """Applies the chart with these values, WITHOUT some kinds; returns its documents."""
+    documents = chart(*values)
+    apply(plane, documents, without=without)
+    return documents
+
+
+def apply(plane: ControlPlane, documents: list[Document], *, without: tuple[str, ...] = ()) -> None:
+    """Applies the chart's documents, WITHOUT some kinds; returns when its definitions are served."""
     with contextlib.suppress(Refused):  # it is there
         plane.admin.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    documents = listed(
-        "--set",
-        ",".join(("cluster.enabled=true", *values)),
-        "--kube-version",
-        "1.36.0",
-        "--namespace",
-        NAMESPACE,
-    )
     first = ("CustomResourceDefinition", "ServiceAccount")
     for document in sorted(documents, key=lambda one: one["kind"] not in first):
         if document["kind"] not in without:
@@ -44,7 +50,6 @@ def install(plane: ControlPlane, *values: str, without: tuple[str, ...] = ()) ->
             return False
 
     until(served, 60)
-    return documents
 
 
 def kubeconfig(plane: ControlPlane, account: str, node: str = "", port: int = 0) -> Path:
@@ -62,7 +67,8 @@ def kubeconfig(plane: ControlPlane, account: str, node: str = "", port: int = 0)
     token = plane.admin.post(
         path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     )
-    return plane.kubeconfig(account, token["status"]["token"], port)
+    name = f"{account}.{node}" if node else account
+    return plane.kubeconfig(name, token["status"]["token"], port)
 
 
 def scheduler_configuration(

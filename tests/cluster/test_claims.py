@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,7 +18,7 @@ from gigaslice.core.claims.templates import ClaimTemplate, ContainerClaim, conta
 from gigaslice.core.model import RequestOptions
 from tests.cluster import roles
 from tests.cluster.claim_controller import RunningController
-from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, free_port, until
+from tests.cluster.control_plane import MANAGER, Api, ControlPlane, Refused, find_binaries, free_port, until
 from tests.cluster.test_admission import limits_of, may, pod
 from tests.unit.manifests.test_chart import ROOT, documents_of
 
@@ -289,19 +287,15 @@ def test_the_stock_scheduler_gives_what_the_one_line_asked_for(scheduled, contai
 
 def test_one_line_is_bound_with_what_it_asked_for_and_made_again_on_the_way(plane, running, scheduled):
     """By Kubernetes's own parts; the template is deleted before there is anything that makes claims from it."""
-    found = shutil.which("kube-controller-manager", path=os.environ.get("K8S_BIN")) or shutil.which(
-        "kube-controller-manager"
-    )
-    if found is None:
-        pytest.skip("no kube-controller-manager")
-    plane.binaries = {**plane.binaries, "kube-controller-manager": found}
+    if MANAGER not in plane.binaries:
+        pytest.skip(f"no {MANAGER}")
     api = plane.admin
     made = api.post(pods_in(CLAIMING), pod({MEMORY: 24}, annotations={"gigaslice.io/gpu-type": "A10"}))
     name = made["metadata"]["name"]
     (template,) = (one["resourceClaimTemplateName"] for one in made["spec"]["resourceClaims"])
     api.delete(f"{RESOURCES}/namespaces/{CLAIMING}/resourceclaimtemplates/{template}")
     plane.start(
-        "kube-controller-manager", f"--kubeconfig={plane.kubeconfig()}", "--leader-elect=false",
+        MANAGER, f"--kubeconfig={plane.kubeconfig()}", "--leader-elect=false",
         "--controllers=resourceclaim-controller", "--bind-address=127.0.0.1", f"--secure-port={free_port()}",
     )  # fmt: skip
     until(lambda: api.get(f"{pods_in(CLAIMING)}/{name}")["spec"].get("nodeName") == "gpus", 60)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import shutil
 import signal
 import string
 from collections.abc import Iterator
@@ -24,7 +22,7 @@ from gigaslice.core.model.annotations import ANNOTATIONS
 from gigaslice.core.model.environment import MEMORY_VARIABLES, MOST_VARIABLES, environment_mistakes
 from gigaslice.core.model.options import PREFIX
 from gigaslice.kubeapi.access import Access
-from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, until
+from tests.cluster.control_plane import MANAGER, Api, ControlPlane, Refused, find_binaries, until
 from tests.fakes.kubeapi import new_pod
 from tests.unit.manifests.test_chart import listed
 
@@ -219,12 +217,10 @@ def test_long_environments_are_looked_through_or_refused(plane):
 @pytest.fixture
 def controllers(plane: ControlPlane) -> Iterator[None]:
     """What makes ReplicaSets of Deployments and pods of those."""
-    path = shutil.which("kube-controller-manager", path=os.environ.get("K8S_BIN"))
-    if path is None:
-        pytest.skip("no kube-controller-manager in K8S_BIN and PATH")
-    plane.binaries = {**plane.binaries, "kube-controller-manager": path}
+    if MANAGER not in plane.binaries:
+        pytest.skip(f"no {MANAGER} in K8S_BIN and PATH")
     process = plane.start(
-        "kube-controller-manager", f"--kubeconfig={plane.kubeconfig()}", "--leader-elect=false", "--secure-port=0",
+        MANAGER, f"--kubeconfig={plane.kubeconfig()}", "--leader-elect=false", "--secure-port=0",
         "--controllers=deployment-controller,replicaset-controller",
     )  # fmt: skip
     yield
