@@ -60,6 +60,7 @@ RESOURCES = {
         Resource(_DEVICES, "resourceclaimtemplates", "ResourceClaimTemplate", fields=_NAMES),
         Resource("/apis/storage.k8s.io/v1", "csinodes", "CSINode", namespaced=False),
         Resource("/apis/coordination.k8s.io/v1", "leases", "Lease", versioned=True),
+        Resource("/apis/batch/v1", "jobs", "Job", status=True),
         Resource(
             _ADMISSION, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", namespaced=False
         ),
