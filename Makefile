@@ -41,8 +41,8 @@ extension: $(EXTENSION)  ## build the Python bindings in place
 demo: all fakedriver  ## one node, two pods with 8 and 12 GiB, real programs in them
 	$(PY) -m tests.demo
 
-demo-cluster: all fakedriver  ## three simulated nodes, scheduler, controller and web page, pods that come and go; Ctrl-C ends it
-	$(PY) -m tests.demo.cluster $(if $(SECONDS),--seconds $(SECONDS))
+demo-cluster: all fakedriver  ## three simulated nodes with all of the cluster's parts and the page; SECONDS=, CONTROL_PLANE=auto|real|stand-ins
+	$(PY) -m tests.demo.cluster $(if $(SECONDS),--seconds $(SECONDS)) $(if $(CONTROL_PLANE),--control-plane $(CONTROL_PLANE))
 
 pictures: all fakedriver  ## the documentation's pictures of the web page, where Chromium is installed with chromedriver
 	$(PY) -m tests.demo.cluster.pictures

@@ -9,7 +9,7 @@ import time
 import traceback
 
 from gigaslice.runtime import logs
-from tests.demo.cluster.stage import stage
+from tests.demo.cluster.stage import CHOICES, missing, stage
 from tests.demo.cluster.story import Story
 from tests.demo.report import Report
 from tests.demo.supervise import prefix, supervise
@@ -28,18 +28,28 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="N",
         help="tell it without pauses, let pods come and go for the rest of N seconds, and end; else until Ctrl-C",
     )
+    parser.add_argument(
+        "--control-plane",
+        choices=CHOICES,
+        default="auto",
+        help="a real one needs etcd, kube-apiserver and kube-scheduler in the folder K8S_BIN or in PATH; auto takes it "
+        "where they are",
+    )
     parser.add_argument("--prefix", default="", help=argparse.SUPPRESS)  # the child that tells has one
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if reason := missing(arguments.control_plane):
+        parser.error(reason)
+    return arguments
 
 
 async def play(arguments: argparse.Namespace, report: Report) -> None:
     end = time.monotonic() + arguments.seconds if arguments.seconds else float("inf")
-    async with stage(report, arguments.prefix) as cluster:
+    async with stage(report, arguments.prefix, arguments.control_plane) as cluster:
         story = Story(cluster, report, 0.0 if arguments.seconds else PAUSE)
         config = cluster.plane.kubeconfig
         report.block(
             "The cluster is up",
-            f"the page           {cluster.plane.page}\n"
+            f"the page           {cluster.processes.page}\n"
             f"in another shell   export KUBECONFIG={config}\n"
             "                   build/venv/bin/gigaslice nodes    (or: top, explain pod NAME -n NAMESPACE)",
         )

@@ -55,7 +55,7 @@ def take(url: str, folder: Path) -> list[Path]:
 
 async def play(folder: Path, named: str) -> None:
     report = Report()
-    async with stage(report, named) as cluster:
+    async with stage(report, named, "stand-ins") as cluster:
         story = Story(cluster, report, 0.0)
         await story.placement()
         await story.data()
@@ -68,7 +68,7 @@ async def play(folder: Path, named: str) -> None:
 
         if not await holds(complete, _MOVES_SECONDS):
             raise SystemExit("error: the page shows no move, or no use of memory")
-        for file in await asyncio.to_thread(take, cluster.plane.page, folder):
+        for file in await asyncio.to_thread(take, cluster.processes.page, folder):
             report.step(f"{file}: {file.stat().st_size} bytes")
 
 

@@ -7,18 +7,16 @@ import random
 import re
 import time
 
-from gigaslice.core.cluster.inventory import NodeInventory
-from gigaslice.core.cluster.names import INVENTORY
 from tests.demo.clients import DemoError
-from tests.demo.cluster.control import Refused, command
+from tests.demo.cluster.control_plane import Refused
 from tests.demo.cluster.nodes import DATASET_BUCKET
 from tests.demo.cluster.pods import DemoPod
-from tests.demo.cluster.stage import Stage
+from tests.demo.cluster.processes import command
+from tests.demo.cluster.stage import SPACES, Stage
 from tests.demo.cluster.waiting import PATIENCE, holds
 from tests.demo.report import Report
 
 _DATASET = f"s3://{DATASET_BUCKET}/"
-_SPACES = ("research", "team-a", "serving")
 _FEW = 3
 _PLAN = re.compile(r"GPU(\d) of (\S+) \(\S+\): cordon it, restart ([^ ]+) \(")
 
@@ -53,7 +51,7 @@ class Story:
                 self.report.step(f"{one} ends")
                 await pods.delete(one)
             size = self._chance.choice((4, 8, 12, 20, 30))
-            name = f"{self._chance.choice(_SPACES)}/job-{number}"
+            name = f"{self._chance.choice(SPACES)}/job-{number}"
             job = await self._create(
                 name, use=self._chance.uniform(0.2, 0.95), gigaslice_io__vgpu_memory=size
             )
@@ -84,16 +82,12 @@ class Story:
         self.report.claim("whole GPUs come together", where.count("GPU") == 2 and "node-h200" in where, where)
 
     async def mistakes(self) -> None:
-        """Admission answers a mistake."""
+        """Admission answers mistakes: the first by policies where there are any, the second by the webhook alone."""
         self.report.title("A mistake is answered when the pod is created")
-        try:
-            await self._create("team-a/typo", gpuclass_gigaslice_io__nvidia_l4o=1)
-        except Refused as refused:
-            self.report.claim(
-                "a class that does not exist is refused", "nvidia.l4o" in str(refused), str(refused)
-            )
-        else:
-            self.report.claim("a class that does not exist is refused", False)
+        typo = await self._refusal("team-a/typo", gpuclass_gigaslice_io__nvidia_l4o=1)
+        self.report.claim("a class that does not exist is refused", "nvidia.l4o" in typo, typo)
+        huge = await self._refusal("team-a/huge", gigaslice_io__vgpu_memory=4096)
+        self.report.claim("so is more than any node has", "more than any node has" in huge, huge)
 
     async def data(self) -> None:
         """A pod follows another to its data."""
@@ -116,7 +110,7 @@ class Story:
         self.report.title("What pods use stands beside what they hold")
         page = await self.page()
         found = await holds(lambda: self._shows("in use of what is held"))
-        self.report.claim("the page shows it", found, self.stage.plane.page)
+        self.report.claim("the page shows it", found, self.stage.processes.page)
         self.report.claim("and begins with what is still free", "whole GPUs are free" in page)
 
     async def nearly_full(self) -> str:
@@ -155,7 +149,7 @@ class Story:
 
     async def make_room(self, explanation: str) -> None:
         """Does what the explanation says would free a GPU."""
-        pods, api = self.stage.pods, self.stage.api
+        pods, objects = self.stage.pods, self.stage.objects
         plan = _PLAN.search(explanation)
         self.report.claim("it is told why, and which move would free a GPU", plan is not None)
         if plan is None:
@@ -164,10 +158,8 @@ class Story:
         state = ("--state-dir", self.stage.nodes[on].agent.state)
         self.report.step(f"following the plan: GPU{gpu} of {on} is cordoned, {mover} is made anew")
         await command(("cordon", gpu, *state, "--reason", "makes room"))
-        await holds(lambda: "makes room" in api.get("nodes", on)["metadata"]["annotations"][INVENTORY])
-        moved = pods.there[tuple(mover.split("/"))]  # type: ignore[index]
-        await pods.delete(moved)
-        again = await pods.create_again(self.stage.session, moved)
+        await holds(lambda: "makes room" in objects.inventory_text(on))
+        again = await pods.restart(pods.there[tuple(mover.split("/"))])
         await self._placed(again, "was restarted")
         await command(("uncordon", gpu, *state))
         whole = pods.there["team-a", "whole"]
@@ -178,7 +170,15 @@ class Story:
     # --- what steps are made of ---------------------------------------------------------------------------------
 
     async def _create(self, name: str, use: float = 0.7, dataset: str = "", **limits: int) -> DemoPod:
-        return await self.stage.pods.create(self.stage.session, name, use, dataset, **limits)
+        return await self.stage.pods.create(name, use, dataset, **limits)
+
+    async def _refusal(self, name: str, **limits: int) -> str:
+        """Admission's sentence on a pod that is created; empty where it refuses nothing."""
+        try:
+            await self._create(name, 0.0, "", **limits)
+        except Refused as refused:
+            return str(refused)
+        return ""
 
     async def _run(
         self, name: str, words: str, use: float = 0.7, dataset: str = "", **limits: int
@@ -207,18 +207,16 @@ class Story:
         """Waits until the agents' inventories name no holder that has ended."""
 
         def ended() -> bool:
-            texts = [one["metadata"]["annotations"][INVENTORY] for one in self.stage.api.all("nodes")]
-            return not any(NodeInventory.decode(text).held for text in texts)
+            return not any(inventory.held for inventory in self.stage.objects.inventories().values())
 
         await holds(ended)
 
     def _has_data(self, node: str) -> bool:
-        found = self.stage.api.named("datasetnodes").get(node, {})
-        return DATASET_BUCKET in str(found)
+        return DATASET_BUCKET in str(self.stage.objects.dataset_node(node))
 
     async def page(self) -> str:
         """The web page now."""
-        async with self.stage.session.get(self.stage.plane.page) as answer:
+        async with self.stage.session.get(self.stage.processes.page) as answer:
             return await answer.text()
 
     async def _shows(self, words: str) -> bool:

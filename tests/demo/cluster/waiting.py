@@ -24,7 +24,7 @@ async def holds(condition: Callable[[], object | Awaitable[object]], seconds: fl
     return False
 
 
-async def wait(condition: Callable[[], object], what: str) -> None:
+async def wait(condition: Callable[[], object | Awaitable[object]], what: str) -> None:
     """Waits until CONDITION, which WHAT says in words, holds. Raises DemoError."""
     if not await holds(condition):
         raise DemoError(f"not after {PATIENCE:.0f} s: {what}")
