@@ -42,7 +42,7 @@ GPUS, SIZE = 3, 16
 MOST_PODS = 14
 NEVER = 3600.0
 LONGEST_DELAY = 5.0  # that one restart of anything may cost a pod, in seconds
-LULL_AFTER = 25  # rounds
+LULL_AFTER = 10  # rounds; on a busy machine an agent needs longer to start than the next kill takes to come
 TIMES = replace(
     CLAIM_QUICK,
     claims=replace(CLAIM_QUICK.claims, call_s=45.0, resync_s=NEVER, register_after_s=0.3),
