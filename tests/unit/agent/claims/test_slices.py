@@ -159,6 +159,7 @@ def test_health_is_written_at_once(server, publishing, content):
         await until(lambda: "taints" in stored(server)["spec"]["devices"][1])
         content.strike(1, "")
         await until(lambda: "taints" not in stored(server)["spec"]["devices"][1])
+        await until(lambda: publisher.writes == 3)
 
     publishing(story, replace(QUICK, settled=600.0, look=600.0))
     assert generation(server) == 3

@@ -221,6 +221,7 @@ def test_a_start_waits_a_while_and_lets_pass_when_there_is_room(call, store):
         await stub.GetDevicePluginOptions(api.Empty())  # every other call goes on meanwhile
         store.update(store.table.with_ended([one.id for one in store.table.allocations[:2]]))
         await waiting
+        assert parts.counters.gate_waits == 0
 
     call(story)
 
@@ -235,6 +236,7 @@ def test_a_start_is_refused_with_a_reason_in_good_time(call):
         code, text = await refusal(stub.PreStartContainer(pre_start(late)))
         assert code is grpc.StatusCode.UNAVAILABLE
         assert text.startswith("waiting for 2 GiB of GPU-")
+        assert parts.counters.gate_waits == 1
 
     call(story, StartTimes(patience=0.2))
 
