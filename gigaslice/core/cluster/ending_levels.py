@@ -14,10 +14,10 @@ from gigaslice.core.cluster.problem import NodeProblem
 __all__ = [
     "NOBODY",
     "NOTHING_HELD",
+    "EndingNeeds",
+    "EndingOption",
     "Level",
     "Load",
-    "Needs",
-    "Option",
     "Price",
     "most_of",
     "price_sum",
@@ -52,19 +52,21 @@ class Load(NamedTuple):
 NOTHING_HELD = Load(0, 0, 0, 0, 0)
 
 
-class Option(NamedTuple):
+class EndingOption(NamedTuple):
     """Pods that end together, what they give back of a GPU, and their price."""
 
     price: Price
     load: Load
     uids: tuple[str, ...]
 
-    def beside(self, other: Option) -> Option:
+    def beside(self, other: EndingOption) -> EndingOption:
         """The pods of both."""
-        return Option(price_sum(self.price, other.price), self.load.plus(other.load), self.uids + other.uids)
+        return EndingOption(
+            price_sum(self.price, other.price), self.load.plus(other.load), self.uids + other.uids
+        )
 
 
-NOBODY = Option((0, 0), NOTHING_HELD, ())
+NOBODY = EndingOption((0, 0), NOTHING_HELD, ())
 
 
 class Level(NamedTuple):
@@ -76,7 +78,7 @@ class Level(NamedTuple):
     uids: tuple[str, ...]
 
 
-class Needs(NamedTuple):
+class EndingNeeds(NamedTuple):
     """What any answer has: so many GPUs, and so many slices on them altogether.
 
     least: slices below which a GPU in use is of no use; 0 where only idle ones serve. most, most_cores: slices and
@@ -91,7 +93,7 @@ class Needs(NamedTuple):
     most_gpus: int
 
     @classmethod
-    def of(cls, problem: NodeProblem) -> Needs:
+    def of(cls, problem: NodeProblem) -> EndingNeeds:
         """What a pod needs on a kind of node."""
         blocks = problem.blocks
         units = [unit for block in blocks for units in block.alternatives for unit in units]

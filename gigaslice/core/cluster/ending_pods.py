@@ -23,10 +23,10 @@ from gigaslice.core.cluster.demand import PodDemand
 from gigaslice.core.cluster.ending_levels import (
     NOBODY,
     NOTHING_HELD,
+    EndingNeeds,
+    EndingOption,
     Level,
     Load,
-    Needs,
-    Option,
     Price,
     most_of,
     price_sum,
@@ -122,7 +122,7 @@ class _NodeSearch:
     ) -> None:
         self._record, self._problem, self._fits, self._tries = record, problem, fits, tries
         self.effort = 0
-        self._hardware, self._needs = problem.hardware, Needs.of(problem)
+        self._hardware, self._needs = problem.hardware, EndingNeeds.of(problem)
         serving = 0
         for block in problem.blocks:
             for units in block.alternatives:
@@ -145,7 +145,7 @@ class _NodeSearch:
                 for pod in holding.consumers:
                     self._holdings.setdefault(pod.uid, []).append(holding)
         self._prices: dict[str, Price] = {}
-        self._single: dict[int, list[Option]] = {gpu: [] for gpu in self._gpus}
+        self._single: dict[int, list[EndingOption]] = {gpu: [] for gpu in self._gpus}
         self._others: list[str] = []
         for uid, holdings in self._holdings.items():
             slices = sum(share.slices for holding in holdings for share in self._shares(holding))
@@ -153,7 +153,7 @@ class _NodeSearch:
             loads = self._of[holdings[0].id]
             if len(holdings) == len(loads) == len(holdings[0].consumers) == 1:
                 ((gpu, load),) = loads.items()
-                self._single[gpu].append(Option((1, slices), load, (uid,)))
+                self._single[gpu].append(EndingOption((1, slices), load, (uid,)))
             else:
                 self._others.append(uid)
         for options in self._single.values():
@@ -254,7 +254,7 @@ class _NodeSearch:
                     limit, best = beside[0], (*others, *beside[1])
         return best
 
-    def _options(self, gpu: int, most: int) -> list[Option]:
+    def _options(self, gpu: int, most: int) -> list[EndingOption]:
         """Returns the sets of pods of one GPU alone that may be worth their price, the cheapest first.
 
         Args:
@@ -276,7 +276,7 @@ class _NodeSearch:
                     front = self._pareto([*front, *grown], gpu)
         return sorted([NOBODY, *front, every], key=lambda option: option.price)
 
-    def _pareto(self, options: list[Option], gpu: int) -> list[Option]:
+    def _pareto(self, options: list[EndingOption], gpu: int) -> list[EndingOption]:
         """Returns those that give back more of a GPU than any cheaper one, as far as it is of use."""
         options.sort(key=lambda option: (option.price, option.uids))
         held = self._loads[gpu]
@@ -284,7 +284,7 @@ class _NodeSearch:
             held.slices - self._hardware.gpus[gpu].slices, held.real - self._hardware.own[gpu].slices, 0
         )
         most, most_cores = self._needs.most + over, self._needs.most_cores
-        kept: list[Option] = []
+        kept: list[EndingOption] = []
         if self._hardware.lends or most_cores:
             amounts: list[tuple[int, int, int]] = []
             for option in options:
@@ -306,7 +306,7 @@ class _NodeSearch:
 
     def _levels(
         self,
-        options: dict[int, list[Option]],
+        options: dict[int, list[EndingOption]],
         others: Sequence[str],
         normalizer: RoomNormalizer | None,
     ) -> dict[int, list[Level]]:
