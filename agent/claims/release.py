@@ -89,11 +89,9 @@ class ClaimRelease:
 
     async def unprepare(self, name: ClaimName) -> str:
         """Gives a claim up. Returns why that failed; an empty text where it is done, or was before."""
-        if of_claim(self._store.table, name.uid):
-            await self._wait_for_ending_pods(name)
         if not of_claim(self._store.table, name.uid):
             self._attached.pop(name.uid, None)
-        elif users := await self._users(name):
+        elif users := await self._remaining_users(name):
             self._attached[name.uid] = name
             self._compare_at[name.uid] = self._clock() + _COMPARE_SECONDS
             self._log.info("claim unprepared while pods have it", claim=str(name), users=users)
@@ -158,16 +156,21 @@ class ClaimRelease:
             await self._cluster.news(_COMPARE_SECONDS)
             self._alarm.ring()
 
-    async def _wait_for_ending_pods(self, name: ClaimName) -> None:
-        """Returns once no pod is shown that has a claim, or after a short while.
+    async def _remaining_users(self, name: ClaimName) -> list[str]:
+        """Returns who still has a claim that the kubelet gives up, once the watch has had time to show who ends.
 
         The kubelet's call can come before the watch shows that the pod is being deleted, most of all where the pod has
-        no container yet. An answer at once would leave the memory counted here after the API server has given it away.
+        no container yet, or this agent has just begun to watch. An answer at once would leave the memory counted here
+        after the API server has given it away.
         """
+        users = await self._users(name)
         loop = asyncio.get_running_loop()
         until = loop.time() + _NEWS_SECONDS
+        if not users or not self._live_pods(name.namespace, name.name):
+            return users
         while self._live_pods(name.namespace, name.name) and (remaining := until - loop.time()) > 0:
             await self._cluster.news(remaining)
+        return await self._users(name)
 
     def _live_pods(self, namespace: str, claim: str) -> tuple[Pod, ...]:
         """Returns the pods that have a claim and have not ended, as far as the API server shows them."""

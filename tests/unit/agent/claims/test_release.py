@@ -114,6 +114,29 @@ def test_a_pod_whose_deletion_the_watch_shows_after_the_call_keeps_nothing(node,
     assert not node.store.table.allocations, "released before the answer"
 
 
+def test_so_does_one_that_is_first_shown_while_the_call_is_answered(node, prepared):
+    """The agent has just started: its list of the pods is older than the call."""
+    name = ClaimName(prepared.namespace, prepared.name, prepared.uid)
+    node.cluster.synced = False
+
+    def present(ids):
+        node.cluster.put(claiming("deleted"))
+        node.cluster.synced = True
+        return Presence(frozenset(), others=True)
+
+    node.release._present = present
+
+    async def shown_late():
+        answer = asyncio.create_task(node.release.unprepare(name))
+        await asyncio.sleep(0.05)
+        assert not answer.done()
+        node.cluster.put(claiming("deleted", ending=True))
+        return await answer
+
+    assert run(shown_late()) == ""
+    assert not node.store.table.allocations
+
+
 def test_prepared_again_while_a_pod_was_attached_it_stays(node, prepared):
     pod = node.cluster.put(claiming("late"))
     run(node.unprepare(prepared))
