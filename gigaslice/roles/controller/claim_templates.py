@@ -12,7 +12,7 @@ started counts from then. Only the leader writes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +141,19 @@ class ClaimTemplates:
             return False
         self._named[template.key] = self._clock()
         return True
+
+    def unnamed(self, namespace: str, made: Collection[Key]) -> int:
+        """How many templates of a namespace no pod names, which are deleted some time after.
+
+        Args:
+            namespace: Of the templates.
+            made: Templates that were made just now; those that the watch has not shown yet count too.
+        """
+        seen = sum(
+            key[0] == namespace and self._templates[key].genuine
+            for key in self._templates.keys() - self._users.keys()
+        )
+        return seen + sum(key[0] == namespace and key not in self._templates for key in made)
 
     def pod_changed(self, pod: Pod, gone: bool) -> None:
         """Takes note of a pod that names templates of ours, and whether it is gone or has ended."""

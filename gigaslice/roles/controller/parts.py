@@ -6,7 +6,7 @@ import asyncio
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -368,6 +368,10 @@ class ControllerParts:
     def has_template(self, namespace: str, name: str) -> bool:
         """Whether a template of ours is there, which counts as a use of it."""
         return self.templates.has(namespace, name)
+
+    def unnamed_templates(self, namespace: str, made: Collection[tuple[str, str]]) -> int:
+        """How many templates of ours no pod names in a namespace; with those of MADE that were not seen yet."""
+        return self.templates.unnamed(namespace, made)
 
     async def _webhook(self) -> None:
         config = self.config

@@ -4,6 +4,9 @@ A template is made before the answer, because Kubernetes makes a pod's claims as
 is not asked for again, so that mostly nothing is asked; pods of one kind that come together wait for one request.
 What cannot be made is a refusal that says so: a pod without its template would wait for ever. A dry run makes nothing.
 
+Whoever reaches the port can ask, for the API server has no credentials for webhooks unless it was given some. So a
+namespace has a bounded number of templates that no pod names yet: what a stranger has made goes before more is made.
+
 Pods that name claims of their own are looked at too, where they also ask by resources. Another's DeviceClass may lead
 to our devices under a name of its own; that container is refused on its node.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from gigaslice.core.claims.names import DRIVER
@@ -35,6 +38,7 @@ _Answer = Callable[[AdmissionPod, AdmissionFacts], ReviewAnswer]
 _ClaimAnswer = Callable[[PodReview, AdmissionPod, AdmissionFacts], Awaitable[ReviewAnswer]]
 _SECONDS = 3.0  # the API server waits five
 _MADE_SECONDS = 30.0  # a watch has shown it by then
+_MOST_UNNAMED = 300  # templates of a namespace that no pod names: so many kinds of pods within ten minutes
 _RESOURCE_API = ("apis", "resource.k8s.io", "v1")
 
 
@@ -46,6 +50,13 @@ class ClaimKnowledge(Protocol):
 
     def has_template(self, namespace: str, name: str) -> bool:
         """Whether a template of ours is there, which counts as a use of it."""
+
+    def unnamed_templates(self, namespace: str, made: Collection[tuple[str, str]]) -> int:
+        """How many templates of ours no pod names in a namespace; with those of MADE that were not seen yet."""
+
+
+class _TooManyTemplatesError(Exception):
+    """A namespace has as many templates without pods as it may have."""
 
 
 def templates_path(namespace: str, name: str = "") -> str:
@@ -107,6 +118,8 @@ class ClaimAdmission:
             sentence = f"the API server did not answer the webhook within {self._seconds:g} s; try again"
         except ApiFailure as failure:
             sentence = f"the API server did not do what the pod's claims need: {failure}; try again"
+        except _TooManyTemplatesError as many:
+            sentence = str(many)
         return refusal([sentence], passing=True)
 
     async def _by_rules(
@@ -151,10 +164,22 @@ class ClaimAdmission:
             return
         task = self._under_way.get(key)
         if task is None:
+            self._check_room(namespace)
             task = asyncio.create_task(self._make(namespace, template), name=f"template {template.name}")
             self._under_way[key] = task
             task.add_done_callback(lambda done: self._ended(key, done))
         await asyncio.shield(task)
+
+    def _check_room(self, namespace: str) -> None:
+        """Raises _TooManyTemplatesError."""
+        now = self._clock()
+        made = {key for key, at in self._made.items() if now - at < _MADE_SECONDS} | self._under_way.keys()
+        if self._knowledge.unnamed_templates(namespace, made) >= _MOST_UNNAMED:
+            raise _TooManyTemplatesError(
+                f"Namespace {plain(namespace)} has {_MOST_UNNAMED} ResourceClaimTemplates of ours that no pod names "
+                "(kubectl get resourceclaimtemplates -l gigaslice.io/template=true); they are deleted ten minutes "
+                "after they were made: ask for what pods there have already, or try again then"
+            )
 
     def _ended(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
         del self._under_way[key]

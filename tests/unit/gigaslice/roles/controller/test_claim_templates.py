@@ -95,6 +95,27 @@ def test_a_missing_template_is_made_again_when_a_pod_names_it():
     assert site.server.posted == [EIGHT.document("team")]
 
 
+def test_templates_without_pods_are_counted_by_namespace():
+    site = Site()
+    site.shown(EIGHT)
+    site.shown(NINE)
+    assert site.keeper.unnamed("team", ()) == 2
+    assert site.keeper.unnamed("other", ()) == 0
+    site.named()
+    assert site.keeper.unnamed("team", ()) == 1
+    site.named(gone=True)
+    assert site.keeper.unnamed("team", ()) == 2
+    made = {("team", "gigaslice-00"), ("team", EIGHT.name), ("other", "gigaslice-00")}
+    assert site.keeper.unnamed("team", made) == 3, "what is seen already counts once"
+
+
+def test_what_is_never_deleted_does_not_count():
+    """Else who may write templates could keep a namespace's pods from being made."""
+    site = Site()
+    site.shown(EIGHT, spec={"spec": {"devices": {"requests": []}}})
+    assert site.keeper.unnamed("team", ()) == 0
+
+
 def test_one_that_comes_meanwhile_or_whose_claim_is_made_is_not():
     site = Site()
     story(site, site.named, 0.5, site.shown, 700)

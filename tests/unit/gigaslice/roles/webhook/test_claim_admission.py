@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 from gigaslice.core.cluster.demand import ClusterUnits
 from gigaslice.kubeapi.client import ApiFailure
+from gigaslice.roles.webhook import claim_admission
 from gigaslice.roles.webhook.claim_admission import ClaimAdmission
 from gigaslice.roles.webhook.namespace_rules import NamespaceRules
 from gigaslice.roles.webhook.reviews import read_review, write_review
@@ -58,6 +60,7 @@ class Known:
     def __init__(self, rules: NamespaceRules | None) -> None:
         self.held = rules
         self.templates: set[tuple[str, str]] = set()
+        self.named: set[tuple[str, str]] = set()
 
     def rules(self, namespace: str) -> NamespaceRules | None:
         return self.held
@@ -65,17 +68,22 @@ class Known:
     def has_template(self, namespace: str, name: str) -> bool:
         return (namespace, name) in self.templates
 
+    def unnamed_templates(self, namespace: str, made: Collection[tuple[str, str]]) -> int:
+        return sum(key[0] == namespace for key in {*self.templates, *made} - self.named)
+
 
 CLAIMS = NamespaceRules(claims=True)
 
 
 class Site:
-    def __init__(self, rules: NamespaceRules | None = CLAIMS, **objects: Any) -> None:
+    def __init__(
+        self, rules: NamespaceRules | None = CLAIMS, *, seconds: float = 0.5, **objects: Any
+    ) -> None:
         self.now = 0.0
         self.server, self.known = Server(**objects), Known(rules)
         api: Any = self.server
         self.admission = ClaimAdmission(
-            api, self.known, ClusterUnits(), "device-plugin", seconds=0.5, clock=lambda: self.now
+            api, self.known, ClusterUnits(), "device-plugin", seconds=seconds, clock=lambda: self.now
         )
 
     async def answer(self, document: Any, path: str = "mutate", **request: Any) -> Any:
@@ -122,9 +130,47 @@ def test_a_dry_run_makes_nothing():
     asyncio.run(story())
 
 
-def test_pods_that_come_together_wait_for_one_request():
+def test_a_stranger_cannot_fill_a_namespace_with_templates(monkeypatch: pytest.MonkeyPatch):
+    """Whoever reaches the webhook's port can ask about pods that nobody makes."""
+    monkeypatch.setattr(claim_admission, "_MOST_UNNAMED", 3)
+
     async def story() -> None:
         site = Site()
+        for size in (1, 2, 3):
+            assert "patch" in await site.answer(pod(slices(size)))
+        answer = await site.answer(pod(slices(4)))
+        assert not answer["allowed"] and answer["status"]["code"] == 503
+        assert (
+            "Namespace team has 3 ResourceClaimTemplates of ours that no pod names"
+            in answer["status"]["message"]
+        )
+        assert "try again" in answer["status"]["message"]
+        assert "patch" in await site.answer(pod(slices(4)), dryRun=True), "which makes nothing"
+        assert "patch" in await site.answer(pod(slices(2))), "whose template is there"
+        assert "patch" in await site.answer(pod(slices(4)), namespace="other"), "which has its own number"
+        assert site.posts == 4
+        site.known.named = {(name.split("/")[5], name.split("/")[-1]) for name in site.server.objects}
+        assert "patch" in await site.answer(pod(slices(4))), "the pods are there"
+        assert site.posts == 5
+
+    asyncio.run(story())
+
+
+def test_many_that_come_together_are_counted_while_they_are_made(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(claim_admission, "_MOST_UNNAMED", 3)
+
+    async def story() -> None:
+        site = Site(seconds=60)
+        site.server.delay = 0.01
+        answers = await asyncio.gather(*(site.answer(pod(slices(size))) for size in range(1, 11)))
+        assert sum("patch" in answer for answer in answers) == site.posts == 3
+
+    asyncio.run(story())
+
+
+def test_pods_that_come_together_wait_for_one_request():
+    async def story() -> None:
+        site = Site(seconds=60)
         site.server.delay = 0.05
         answers = await asyncio.gather(*(site.answer(pod(slices(8))) for _ in range(200)))
         assert all("patch" in answer for answer in answers) and site.posts == 1
