@@ -22,6 +22,7 @@ from agent.apiserver import find_access
 from agent.apiserver.node_client import node_client
 from agent.apiserver.node_trial import REMEDY, UnboundedError, check_bounds
 from agent.config import Config
+from agent.inventory import memory_clearing
 from agent.inventory.page_faults import counters_are_on
 from agent.inventory.source import Inventory
 from agent.kubelet.podresources import PodResourcesClient
@@ -63,6 +64,7 @@ _CDI_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
 def examine(config: Config, scan: Callable[[Config], Inventory]) -> Iterator[Finding]:
     """All findings, in an order in which an early failure explains later ones. SCAN finds the GPUs."""
     yield from _check_gpus(config, scan)
+    yield from _check_clearing()
     yield _check_library()
     yield from _check_state(config.state_dir)
     yield _check_ledgers(config.state_dir, config.ledger_dir)
@@ -421,6 +423,17 @@ def _check_cdi(directories: tuple[Path, ...]) -> Finding:
     where = " or ".join(map(str, directories))
     remedy = "nvidia-ctk cdi generate --device-name-strategy=uuid; in a pod, mount that directory to have it checked"
     return Finding("warn", "CDI", f"no description of nvidia.com/gpu in {where}", remedy)
+
+
+def _check_clearing() -> Iterator[Finding]:
+    """What the next tenant of a GPU's memory finds in it."""
+    if memory_clearing.is_switched_off():
+        yield Finding(
+            "warn",
+            "GPU memory",
+            f"the driver does not clear what a process gives back ({memory_clearing.OPTION}=1): others can read it",
+            "take the option out of NVreg_RegistryDwords and load the nvidia module anew",
+        )
 
 
 def _check_paging() -> Iterator[Finding]:

@@ -69,6 +69,17 @@ def test_what_lent_memory_needs_of_the_driver(settings, monkeypatch, told, words
     assert "page faults" not in findings(settings())
 
 
+@pytest.mark.parametrize("off", [True, False])
+def test_a_driver_that_leaves_memory_as_it_was_is_said(settings, monkeypatch, off):
+    monkeypatch.setattr(node_checks.memory_clearing, "is_switched_off", lambda: off)
+    found = findings(settings())
+    assert ("GPU memory" in found) == off
+    if off:
+        assert found["GPU memory"].level == "warn"
+        assert "RMDisableScrubOnFree=1" in found["GPU memory"].text
+        assert "NVreg_RegistryDwords" in found["GPU memory"].remedy
+
+
 def test_a_node_without_a_kubelet_where_it_was_looked_for(settings, tmp_path):
     found = findings(settings())
     assert found["kubelet"].level == found["pod resources"].level == "fail"
