@@ -28,7 +28,7 @@ TREE := gigaslice/roles/dataset_node/sources/_tree.c
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch]) \
   $(TREE)
 
-.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man tables names chart-schema clean help
+.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man tables names chart-schema workflows licences publish clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -57,7 +57,7 @@ test: all fakedriver native-test  ## every test that needs neither GPU nor clust
 test-long:  ## the same with all seeds
 	$(MAKE) test LONG=--long
 
-check: all lint names proto-check native-check native-asan native-tsan extension-asan fuzz-replay model-quick  ## lint, layers, names without a test, symbols, sanitizers, model
+check: all lint names workflows licences proto-check native-check native-asan native-tsan extension-asan fuzz-replay model-quick  ## lint, layers, names without a test, workflows, licences, symbols, sanitizers, model
 
 lint: $(VENV)  ## formatting, lint, types, layer contracts
 	$(BIN)/ruff format --check .
@@ -67,6 +67,13 @@ lint: $(VENV)  ## formatting, lint, types, layer contracts
 
 names: $(VENV) $(EXTENSION)  ## whether each metric and each hook is named in a test
 	$(PY) -m tests.unit.names.tested
+
+workflows: $(VENV)  ## the public CI's workflows: whether they are right, and what could be misused in them
+	$(BIN)/actionlint -shellcheck= -pyflakes= .github/workflows/*.yml
+	$(BIN)/zizmor --offline --no-progress --quiet --persona=auditor .github
+
+licences: $(VENV)  ## whether each file has a licence (REUSE)
+	$(BIN)/reuse lint --lines
 
 model-quick: $(VENV)  ## the small configurations of the ledger's model, where spin is installed
 	$(PY) tests/model/run.py quick
@@ -124,6 +131,9 @@ image:  ## build the container image, gigaslice:<version> and :latest, with podm
 	*:podman) "$$tool" build "$${base[@]}" --platform "$(PLATFORMS)" --manifest "$(IMAGE):$$version" . ;; \
 	*) "$$tool" buildx build "$${base[@]}" --platform "$(PLATFORMS)" --tag "$(IMAGE):$$version" --tag "$(IMAGE):latest" . ;; \
 	esac
+
+publish:  ## a step of the release workflow: STEP=check|image|index|chart|release|proposal, with TAG and IMAGE (.ci/publish)
+	@.ci/publish "$(STEP)"
 
 man: all  ## the manual pages of both commands, in build/man
 	mkdir -p $(BUILD)/man
