@@ -1,4 +1,4 @@
-"""The tables of docs/reference.md and docs/operations.md, made from the code they describe.
+"""The tables of pages in docs, made from the code they describe.
 
 `make tables` writes them into the pages, between the comments that name them; a test holds the pages to what this
 module makes.
@@ -29,6 +29,7 @@ from gigaslice.roles.scheduler.settings import SchedulerSettings
 from gigaslice.runtime.settings import Setting
 from gigaslice.runtime.settings import table as settings_of
 from gigaslice_cli import frame
+from tests.unit.docs import accounts, licences
 from tests.unit.docs.sentences import sentences_of
 from vcuda import cli as vcuda_cli
 
@@ -39,6 +40,8 @@ PAGES = (
     DOCS / "datasets.md",
     DOCS / "rights.md",
     DOCS / "explain.md",
+    DOCS / "threat-model.md",
+    DOCS / "licences.md",
 )
 _BLOCK = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -247,10 +250,22 @@ def sentences(*paths: str, functions: tuple[str, ...] = ()) -> Callable[[], str]
     return as_list
 
 
+def account_rights() -> str:
+    """What each account of the chart may do at the API server."""
+    return markdown(("account", "where", "may", "what"), accounts.rows())
+
+
+def image_licences() -> str:
+    """The Python packages of the image with their licences."""
+    return markdown(("package", "licence"), licences.rows())
+
+
 VIEWS, CLUSTER = "gigaslice/core/views", "gigaslice/core/cluster"
 TABLES: dict[str, Callable[[], str]] = {
     "annotations": annotations,
     "rights of annotations": rights,
+    "rights at the API server": account_rights,
+    "licences of the image's packages": image_licences,
     "gigaslice node": node_settings,
     "gigaslice controller": controller_settings,
     "metrics of the controller": controller_metrics,
