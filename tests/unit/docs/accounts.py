@@ -26,15 +26,17 @@ class Right:
 
     Attributes:
         account: Of whom.
-        resource: With its API group, but for the core's.
         where: A namespace; empty for the whole cluster.
+        group: The API group; empty for the core's.
+        resource: The kind, in the plural, and its part.
         names: The only objects that it is for; empty for all.
         verb: What is done.
     """
 
     account: str
-    resource: str
     where: str
+    group: str
+    resource: str
     names: tuple[str, ...]
     verb: str
 
@@ -66,18 +68,8 @@ def _bound(document: Mapping[str, Any], rules: Mapping[tuple[str, str, str], Any
             for group in rule["apiGroups"]:
                 for resource in rule["resources"]:
                     for verb in rule["verbs"]:
-                        yield Right(
-                            subject["name"],
-                            _full_name(resource, group),
-                            where,
-                            tuple(rule.get("resourceNames", ())),
-                            verb,
-                        )
-
-
-def _full_name(resource: str, group: str) -> str:
-    kind, slash, part = resource.partition("/")
-    return f"{kind}.{group}{slash}{part}" if group else resource
+                        names = tuple(rule.get("resourceNames", ()))
+                        yield Right(subject["name"], where, group, resource, names, verb)
 
 
 def chart_rights() -> set[Right]:
@@ -85,24 +77,26 @@ def chart_rights() -> set[Right]:
     return rights_of(_rendered())
 
 
-def rows() -> list[tuple[str, str, str, str]]:
-    """Account, where, what may be done, and with which objects: one row for each set of verbs."""
-    verbs: dict[tuple[str, str, tuple[str, ...], str], set[str]] = {}
+def rows() -> list[tuple[str, str, str, str, str]]:
+    """Account, where, API group, objects, and what may be done with them: one row for each set of verbs."""
+    verbs: dict[tuple[str, str, str, str], set[str]] = {}
     for right in chart_rights():
-        verbs.setdefault((right.account, right.where, right.names, right.resource), set()).add(right.verb)
-    objects: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for (account, where, names, resource), done in verbs.items():
-        only = tuple(f"`{name}`" for name in names)
-        text = f"`{resource}`" + (f" ({', '.join(only)} only)" if only else "")
-        objects.setdefault((account, where, tuple(sorted(done, key=_ORDER.index))), []).append(text)
+        only = f" ({', '.join(f'`{name}`' for name in right.names)} only)" if right.names else ""
+        key = (right.account, right.where, right.group, f"`{right.resource}`{only}")
+        verbs.setdefault(key, set()).add(right.verb)
+    objects: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
+    for (*place, what), done in sorted(verbs.items()):
+        account, where, group = place
+        objects.setdefault((account, where, group, tuple(sorted(done, key=_ORDER.index))), []).append(what)
     return [
         (
             f"`{account}`",
             f"namespace `{where}`" if where else "cluster",
+            f"`{group}`" if group else "-",
+            ", ".join(what),
             ", ".join(done),
-            ", ".join(sorted(what)),
         )
-        for (account, where, done), what in sorted(objects.items(), key=lambda item: (item[0][:2], item[1]))
+        for (account, where, group, done), what in objects.items()
     ]
 
 

@@ -252,7 +252,7 @@ def sentences(*paths: str, functions: tuple[str, ...] = ()) -> Callable[[], str]
 
 def account_rights() -> str:
     """What each account of the chart may do at the API server."""
-    return markdown(("account", "where", "may", "what"), accounts.rows())
+    return markdown(("account", "where", "API group", "objects", "may"), accounts.rows())
 
 
 def image_licences() -> str:
