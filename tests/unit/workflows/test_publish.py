@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,6 +18,8 @@ BODIES = {
     "gh": '[ "$1" = release ] && cat >"$CALLS.notes"\n[ "$1 $2" = "pr view" ] && echo "$PULL"\nexit 0',
     "uname": "echo aarch64",
 }
+DOCKER = f'[ "$3" = inspect ] && echo {DIGEST}\nexit 0'
+SYSTEM = ("awk", "bash", "cat", "dirname", "env", "git", "mktemp", "rm", "sed", "sh", "tr")
 CHANGELOG = """# Changelog
 
 ## [Unreleased]
@@ -54,6 +55,10 @@ class Tree:
         shutil.copy(ROOT / ".ci" / "publish", self.root / ".ci" / "publish")
         self.tools = root / "tools"
         self.tools.mkdir()
+        for name in SYSTEM:  # and no other: a podman that this machine has must not be started
+            found = shutil.which(name)
+            assert found, name
+            (self.tools / name).symlink_to(found)
         for name in BODIES:
             self.tool(name)
 
@@ -64,7 +69,7 @@ class Tree:
 
     def publish(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         fixed = {
-            "PATH": f"{self.tools}:{os.defpath}",
+            "PATH": str(self.tools),
             "HOME": str(self.root),
             "CALLS": str(self.calls),
             "GITHUB_OUTPUT": str(self.output),
@@ -131,6 +136,29 @@ def test_a_candidate_is_not_the_latest(tree: Tree) -> None:
     (tree.root / "vcuda" / "version.py").write_text('VERSION = "1.2.3-rc.1"\n')
     assert tree.publish("index", TAG="v1.2.3-rc.1").returncode == 0
     assert not [line for line in tree.called() if "latest" in line]
+
+
+def test_where_there_is_docker_alone_it_does_the_same(tree: Tree) -> None:
+    """Runners of aarch64 have no podman."""
+    (tree.tools / "podman").unlink()
+    tree.tool("docker", DOCKER)
+    assert tree.publish("image").returncode == 0
+    assert tree.publish("index").returncode == 0
+    both = f"{IMAGE}:1.2.3-amd64 {IMAGE}:1.2.3-arm64"
+    inspect = "docker buildx imagetools inspect --format {{.Manifest.Digest}}"
+    assert tree.called("uname") == [
+        f"docker tag {IMAGE}:1.2.3 {IMAGE}:1.2.3-arm64",
+        f"docker push {IMAGE}:1.2.3-arm64",
+        f"docker buildx imagetools create --tag {IMAGE}:1.2.3 {both}",
+        f"{inspect} {IMAGE}:1.2.3",
+        f"docker buildx imagetools create --tag {IMAGE}:latest {both}",
+        f"{inspect} {IMAGE}:latest",
+    ]
+    assert f"digest={DIGEST}" in tree.output.read_text().splitlines()
+    (tree.tools / "docker").unlink()
+    run = tree.publish("image")
+    assert run.returncode == 3
+    assert "neither podman nor docker" in run.stderr
 
 
 def test_a_push_without_a_digest_is_an_error(tree: Tree) -> None:
