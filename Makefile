@@ -28,7 +28,7 @@ TREE := gigaslice/roles/dataset_node/sources/_tree.c
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch]) \
   $(TREE)
 
-.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man tables names chart-schema workflows licences publish clean help
+.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man tables names chart-schema clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -68,6 +68,7 @@ lint: $(VENV)  ## formatting, lint, types, layer contracts
 names: $(VENV) $(EXTENSION)  ## whether each metric and each hook is named in a test
 	$(PY) -m tests.unit.names.tested
 
+.PHONY: workflows licences publish
 workflows: $(VENV)  ## the public CI's workflows: whether they are right, and what could be misused in them
 	$(BIN)/actionlint -shellcheck= -pyflakes= .github/workflows/*.yml
 	$(BIN)/zizmor --offline --no-progress --quiet --persona=auditor .github
