@@ -19,7 +19,7 @@ from gigaslice.runtime import setting_values as values
 from gigaslice.runtime import settings
 from gigaslice.runtime.settings import setting
 
-__all__ = ["SETTINGS", "Config", "load", "socket_name"]
+__all__ = ["SETTINGS", "Config", "load", "made_by", "socket_name"]
 
 _GPU_UUID = r"GPU(-[0-9a-fA-F]+){5}"
 _TYPE = r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?"
@@ -266,6 +266,15 @@ class Config(NodeRoleSettings):
 
 
 SETTINGS = settings.table(Config)
+
+
+def made_by(config: Config) -> tuple[str, ...]:
+    """The fields with the directories that an agent with CONFIG makes where they are not there.
+
+    The runtime's directory is written for claims alone. An agent that only gives back what claims have had writes there
+    what an earlier one was asked for.
+    """
+    return ("state_dir", "cdi_dir") if config.api == "dra" else ("state_dir",)
 
 
 def load(

@@ -41,6 +41,7 @@ __all__ = [
     "kubernetes_service",
     "load",
     "refuse_unmade",
+    "unmade",
 ]
 
 SETTINGS_DESCRIPTION = (
@@ -158,15 +159,23 @@ def refuse_unmade(config: Settings, *fields: str, hint: str = "") -> None:
         ConfigError: With a line for each directory that is a default and not there.
     """
     mistakes = [
-        f"there is no {directory}, the default of --{entry.flag}; write --{entry.flag}={directory} to have it made, "
+        f"there is no {directory}, the default of --{flag}; write --{flag}={directory} to have it made, "
         f"or name another directory{hint}"
+        for flag, directory in unmade(config, *fields)
+    ]
+    if mistakes:
+        raise ConfigError(mistakes)
+
+
+def unmade(config: Settings, *fields: str) -> list[tuple[str, Path]]:
+    """The directories of CONFIG in FIELDS that are defaults and not there, each with its flag before it."""
+    return [
+        (entry.flag, directory)
         for entry in settings.table(type(config))
         if entry.attribute in config.defaulted and entry.attribute in fields
         for directory in (getattr(config, entry.attribute),)
         if not os.path.lexists(directory)
     ]
-    if mistakes:
-        raise ConfigError(mistakes)
 
 
 def kubernetes_service(environ: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 
-from agent.config import Config
+from agent.config import Config, made_by
 from gigaslice.role_settings import SETTINGS_DESCRIPTION, from_command_line, refuse_unmade
 from gigaslice.runtime.command_line.command import OK
 from gigaslice.runtime.settings import add_flags
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the agent until it is asked to end."""
     config = from_command_line(Config, arguments)
-    refuse_unmade(config, "state_dir")
+    refuse_unmade(config, *made_by(config))
     if config.standby == "on":  # now: the rest of the program takes seconds to load on a busy machine
         from agent.front import supervise
         from agent.front.handover import HANDOVER

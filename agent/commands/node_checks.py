@@ -21,7 +21,7 @@ import vcuda
 from agent.apiserver import find_access
 from agent.apiserver.node_client import node_client
 from agent.apiserver.node_trial import REMEDY, UnboundedError, check_bounds
-from agent.config import Config
+from agent.config import Config, made_by
 from agent.inventory import memory_clearing
 from agent.inventory.page_faults import counters_are_on
 from agent.inventory.source import Inventory
@@ -37,6 +37,7 @@ from gigaslice.core.limits.driver_limit_messages import SupportAnswer
 from gigaslice.core.text import plain
 from gigaslice.kubeapi.access import Access
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
+from gigaslice.role_settings import unmade
 from gigaslice.runtime import local_protocol
 from gigaslice.runtime.files import read_file
 from vcuda.doctor import Finding, check_locks, check_managed
@@ -66,8 +67,13 @@ def examine(config: Config, scan: Callable[[Config], Inventory]) -> Iterator[Fin
     yield from _check_gpus(config, scan)
     yield from _check_clearing()
     yield _check_library()
-    yield from _check_state(config.state_dir)
-    yield _check_ledgers(config.state_dir, config.ledger_dir)
+    missing = dict(unmade(config, *made_by(config)))
+    for flag, directory in missing.items():
+        text = f"there is no {directory}, and the agent makes a default directory only where it is named"
+        yield Finding("fail", flag, text, f"mount the host's there, or write --{flag}={directory}")
+    if "state-dir" not in missing:  # else they would be tried in the directory above it
+        yield from _check_state(config.state_dir)
+        yield _check_ledgers(config.state_dir, config.ledger_dir)
     yield from _check_kubelet(config)
     yield _check_pod_resources(config)
     yield _check_pid_namespace(Path("/proc/self/ns/pid"))
@@ -329,7 +335,7 @@ def _check_claim_directories(config: Config) -> Iterator[Finding]:
                 "mount the kubelet's directory there (chart: node.api=dra), or name it with --kubelet-root"
             )
             yield Finding("fail", "claims", text, remedy)
-    parent = config.cdi_dir if config.cdi_dir.is_dir() else config.cdi_dir.parent
+    parent = _nearest(config.cdi_dir)
     if not os.access(parent, os.W_OK | os.X_OK):
         text = (
             f"{parent} cannot be written: the container runtime would not learn what a claim's containers get"

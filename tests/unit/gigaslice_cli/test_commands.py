@@ -149,6 +149,7 @@ def test_a_fault_of_ours_is_a_line_with_its_stack_above(capsys, monkeypatch, com
 
 @pytest.mark.parametrize("command, service, directories", [
     ("node", "agent.roles.node.run", ["/var/lib/gigaslice"]),
+    ("node --api=dra", "agent.roles.node.run", ["/var/lib/gigaslice", "/var/run/cdi"]),
     ("dataset", "gigaslice.roles.dataset_node.service.run", ["/var/lib/gigaslice-dataset", "/var/lib/kubelet"]),
 ])  # fmt: skip
 def test_a_command_typed_without_flags_makes_no_directory_of_its_own_accord(
@@ -157,18 +158,19 @@ def test_a_command_typed_without_flags_makes_no_directory_of_its_own_accord(
     there, starts = os.path.lexists, []
     monkeypatch.setattr(os.path, "lexists", lambda path: str(path) not in directories and there(path))
     monkeypatch.setattr(service, lambda *settings: starts.append(settings))
-    code, _, lines = run(command)
+    name, *flags = command.split()
+    code, _, lines = run(name, *flags)
     assert code == 2 and not starts
     assert len(lines) == len(directories)
     for line, directory in zip(lines, directories, strict=True):
-        assert line.startswith(f"gigaslice {command}: error: there is no {directory}, the default of --")
+        assert line.startswith(f"gigaslice {name}: error: there is no {directory}, the default of --")
         assert f"={directory} to have it made" in line
     if command == "dataset":
         assert "the commands of this service are evict, pack, prefetch, ps, wait" in lines[0]
     wanted = [re.search(r"write (--\S+)", line).group(1) for line in lines]
-    assert run(command, *wanted)[0] == 0 and len(starts) == 1
+    assert run(name, *flags, *wanted)[0] == 0 and len(starts) == 1
     monkeypatch.setattr(os.path, "lexists", lambda path: str(path) in directories or there(path))
-    assert run(command)[0] == 0 and len(starts) == 2
+    assert run(name, *flags)[0] == 0 and len(starts) == 2
 
 
 def test_what_is_set_in_any_way_is_no_default(tmp_path):

@@ -109,6 +109,21 @@ def test_no_driver_and_an_unhealthy_gpu(settings, tmp_path):
     assert findings(settings(), lambda _: inventory(1, unhealthy=(0,)))["GPU 0"].level == "warn"
 
 
+@pytest.mark.parametrize("api, flags", [("device-plugin", {"state-dir"}), ("dra", {"state-dir", "cdi-dir"})])
+def test_default_directories_that_the_agent_would_refuse_to_make_are_named(monkeypatch, tmp_path, api, flags):
+    there = os.path.lexists
+    defaults = ("/var/lib/gigaslice", "/var/run/cdi")
+    monkeypatch.setattr(os.path, "lexists", lambda path: str(path) not in defaults and there(path))
+    given = {"api": api, "driver-limits-socket": str(tmp_path / "limits.sock")}
+    found = findings(config.load(given, {}))
+    assert {flag for flag in ("state-dir", "cdi-dir") if flag in found} == flags
+    assert "ledgers" not in found, "which are tried in a directory that is there"
+    for flag in flags:
+        assert found[flag].level == "fail" and f"--{flag}=/var" in found[flag].remedy
+    named = {"state-dir": str(tmp_path / "state"), "cdi-dir": str(tmp_path / "cdi")}
+    assert not flags & set(findings(config.load(given | named, {})))
+
+
 def test_a_state_directory_that_cannot_be_written(settings, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     assert findings(settings())["state"].level == "fail"
