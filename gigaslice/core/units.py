@@ -1,7 +1,8 @@
 """Sizes in bytes as people write and read them. Pure.
 
-The library in a container parses the same texts in C (`native/base/text.c`). No text may be two numbers, so this parser
-takes and refuses exactly what that one does, its bounds included; tests put every form and random texts to both.
+The library in a container parses the same texts in C (`native/base/text.c`), and prints sizes there. No text may be two
+numbers and no number two texts, so parser and printer here do exactly what those do, bounds and rounding included;
+tests put every form and random ones to both.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 
 from gigaslice.core.errors import SizeError
 
-__all__ = ["MAX_BYTES", "format_bytes", "parse_bytes"]
+__all__ = ["MAX_BYTES", "exact_size", "format_bytes", "parse_bytes"]
 
 MAX_BYTES = (1 << 47) - 1
 """The largest size: what one word of a limits page can hold."""
@@ -19,7 +20,7 @@ _SIZE = re.compile(r"([0-9]+)(?:\.([0-9]+))?([a-z]*)", re.ASCII)
 _SHIFTS = {"b": 0} | {
     letter + rest: 10 * power for power, letter in enumerate("kmgt", start=1) for rest in ("", "i", "ib")
 }
-_STEPS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _WORD = (1 << 64) - 1  # the C parser's arithmetic: what would not fit is refused
 _MOST_DECIMALS = 7
 _BARE_GIB, _BARE_BYTES = 9999, 1 << 20  # without a unit: GiB up to the first, bytes from the second on
@@ -66,9 +67,25 @@ def _bare_shift(digits: int, scale: int) -> int | None:
 
 
 def format_bytes(count: int) -> str:
-    """Writes bytes with the largest binary unit that is not above them: "8 GiB", "1.5 GiB", "0 B"."""
-    for size, name in _STEPS:
-        if abs(count) >= size:
-            text = f"{count / size:.1f}".removesuffix(".0")
-            return f"{text} {name}"
-    return f"{count} B"
+    """COUNT bytes for people, in the largest unit of which they are one: "8 GiB", "7.6 GiB", "922 MiB", "0 B".
+
+    One digit behind the point below 100, unless it is zero; rounded half up.
+    """
+    sign, count = ("-" if count < 0 else ""), abs(count)
+    power = min(max(0, count.bit_length() - 1) // 10, len(_UNITS) - 1)
+    unit = 1 << 10 * power
+    tenths = (count * 10 + unit // 2) // unit
+    if tenths >= 1000:
+        tenths = (count + unit // 2) // unit * 10
+    if tenths >= 10240 and power < len(_UNITS) - 1:
+        tenths, power = 10, power + 1
+    whole, tenth = divmod(tenths, 10)
+    return f"{sign}{whole}{f'.{tenth}' if tenth else ''} {_UNITS[power]}"
+
+
+def exact_size(count: int) -> str:
+    """The shortest text from which parse_bytes gives exactly COUNT bytes, to be typed again: "8GiB", "1536MiB"."""
+    power = 0
+    while count and count % 1024 == 0 and power < len(_UNITS) - 1:
+        count, power = count // 1024, power + 1
+    return f"{count}{_UNITS[power]}"

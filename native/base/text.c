@@ -139,14 +139,20 @@ size_t text_join(char *out, size_t size, const char *a, const char *b, const cha
   return length;
 }
 
-/* One digit behind the point, as long as the number before it is short. */
+/* format_bytes of gigaslice/core/units.py is the same rule, and tests compare the two. */
 const char *text_size(uint64_t bytes, char buffer[TEXT_SIZE]) {
-  static const char *const units[] = {" B", " KiB", " MiB", " GiB"};
+  static const char *const units[] = {" B", " KiB", " MiB", " GiB", " TiB"};
+  enum { LARGEST = sizeof units / sizeof *units - 1 };
   char number[TEXT_NUMBER], fraction[4] = "";
   int power = 0;
-  while (power < 3 && bytes >> 10 * (power + 1) != 0) power++;
-  uint64_t unit = UINT64_C(1) << 10 * power, tenths = bytes / unit * 10 + (bytes % unit * 10 + unit / 2) / unit;
-  if (tenths >= 1000 || power == 0) tenths = (tenths + 5) / 10 * 10;
+  while (power < LARGEST && bytes >> 10 * (power + 1) != 0) power++;
+  uint64_t unit = UINT64_C(1) << 10 * power, whole = bytes / unit, rest = bytes % unit;
+  uint64_t tenths = whole * 10 + (rest * 10 + unit / 2) / unit;
+  if (tenths >= 1000) tenths = (whole + (2 * rest >= unit)) * 10;
+  if (tenths >= 10240 && power < LARGEST) {
+    tenths = 10;
+    power++;
+  }
   if (tenths % 10 != 0) {
     fraction[0] = '.';
     fraction[1] = (char)('0' + tenths % 10);

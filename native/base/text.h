@@ -1,5 +1,5 @@
 /* Text forms of sizes and GPU UUIDs: one parser for environment, command line, agent and library; texts put together.
- * Declarations are in shm_api.h (size_parse, size_lacks_unit, uuid_parse, uuid_format) because Python calls them too.
+ * What Python calls too (size_parse, size_lacks_unit, text_size, uuid_parse, uuid_format) stands in shm_api.h as well.
  * Depends on nothing. Tests: tests/native/test_base.c, tests/unit/vcuda/test_sizes.py. */
 #ifndef VC_BASE_TEXT_H
 #define VC_BASE_TEXT_H
@@ -16,7 +16,8 @@ int uuid_format(const uint8_t uuid[16], uint32_t flags, char *out, size_t size);
  * formatted printing, whose first use reads five pages of the C library and two of the stack. */
 size_t text_join(char *out, size_t size, const char *a, const char *b, const char *c);
 
-/* BYTES for people: "8 GiB", "7.6 GiB", "922 MiB", "4 KiB". */
+/* BYTES for people, in the largest unit of which they are one: "8 GiB", "7.6 GiB", "922 MiB", "4 KiB". One digit behind
+ * the point below 100, unless it is zero. */
 enum { TEXT_SIZE = 32 };
 const char *text_size(uint64_t bytes, char buffer[TEXT_SIZE]);
 

@@ -15,6 +15,7 @@
 #include "log.h"
 #include "os.h"
 #include "status.h"
+#include "text.h"
 
 enum { PITCH = 512 };
 enum { UNKNOWN, POSSIBLE, IMPOSSIBLE };
@@ -60,11 +61,11 @@ static int host_has(uint64_t bytes) {
     return 0;
   }
   if (bytes <= available) return 1;
+  char left[TEXT_SIZE], asked[TEXT_SIZE];
   if (once(&full))
     log_line(LOG_ERROR,
-             "the host has %llu MiB of memory left and %llu MiB beyond the physical share were asked for: refused; free "
-             "some, or lower the share of host memory",
-             (unsigned long long)(available >> 20), (unsigned long long)(bytes >> 20));
+             "the host has %s of memory left and %s beyond the physical share were asked for: refused; free some, or "
+             "lower the share of host memory", text_size(available, left), text_size(bytes, asked));
   return 0;
 }
 

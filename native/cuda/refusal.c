@@ -62,11 +62,10 @@ void refusal_forget(void) {
 static const char *gpu_of(uint32_t column, char text[48]) {
   uint8_t uuid[VC_UUID_BYTES];
   uint32_t flags;
-  enum { SHORT = 12 };
   text[0] = 0;
   if (ledger_gpu_count(runtime_ledger) < 2) return text;
   ledger_column_uuid(runtime_ledger, column, uuid, &flags);
-  if (uuid_format(uuid, flags, text, 48) == VC_OK) text[SHORT] = 0;
+  if (uuid_format(uuid, flags, text, 48) != VC_OK) text[0] = 0;
   return text;
 }
 

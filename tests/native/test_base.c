@@ -74,7 +74,8 @@ TEST(size_for_people) {
     const char *text;
   } sizes[] = {{0, "0 B"}, {1023, "1023 B"}, {1024, "1 KiB"}, {1536, "1.5 KiB"}, {922ULL << 20, "922 MiB"},
                {8ULL << 30, "8 GiB"}, {8160437862, "7.6 GiB"}, {(100ULL << 30) + (6ULL << 28), "102 GiB"},
-               {(1ULL << 40), "1024 GiB"}, {UINT64_MAX, "17179869184 GiB"}};
+               {(99ULL << 30) + 1020054733, "100 GiB"}, {(1ULL << 30) - 1, "1 GiB"}, {(1ULL << 40), "1 TiB"},
+               {UINT64_MAX, "16777216 TiB"}};
   char buffer[TEXT_SIZE];
   for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
     text_size(sizes[i].bytes, buffer);

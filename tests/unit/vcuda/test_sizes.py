@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gigaslice.core.units import exact_size, format_bytes, parse_bytes
 from vcuda import errors, parse_size
-from vcuda.sizes import about_size, format_size, format_uuid, parse_uuid
+from vcuda._bridge import ffi, lib
+from vcuda.sizes import format_uuid, parse_uuid
 
 LARGEST = (1 << 47) - 1
 
@@ -86,7 +88,7 @@ def test_refused(text: str) -> None:
 
 @given(st.integers(1, LARGEST))
 def test_formatting_is_exact(size: int) -> None:
-    assert parse_size(format_size(size)) == size
+    assert parse_size(exact_size(size)) == parse_bytes(exact_size(size)) == size
 
 
 @given(st.integers(1 << 20, LARGEST))
@@ -141,9 +143,15 @@ def test_raw_uuids_have_a_length(length: int) -> None:
         format_uuid(bytes(length))
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (8 << 30, "8.0 GiB"), (1 << 50, "1024.0 TiB")],
+@given(
+    st.one_of(
+        st.integers(0, (1 << 64) - 1),
+        st.builds(lambda power, off: (1 << power) + off, st.integers(9, 62), st.integers(-9, 9)),
+    )
 )
-def test_about(size: int, text: str) -> None:
-    assert about_size(size) == text
+@example((1 << 30) - 1)
+@example((99 << 30) + 1020054733)
+@example((1 << 40) - (51 << 20))
+def test_the_library_prints_sizes_as_commands_do(size: int) -> None:
+    buffer = ffi.new("char[32]")
+    assert ffi.string(lib.text_size(size, buffer)).decode() == format_bytes(size)
