@@ -46,13 +46,15 @@ def man_page(parser: argparse.ArgumentParser, version: str, exit_status: str) ->
 def bash_completion(parser: argparse.ArgumentParser) -> str:
     """A script for bash: `source <(COMMAND completion bash)`."""
     name = parser.prog
-    function = "_" + re.sub(r"\W", "_", name)
+    function = _function(name)
     commands = list(commands_of(parser))
     cases = "\n".join(
-        f"    {_pattern(word)})\n{_case(subcommand)}\n      ;;" for word, _, subcommand in reversed(commands)
+        f"    {_pattern(word)})\n{_case(subcommand, function)}\n      ;;"
+        for word, _, subcommand in reversed(commands)
     )
     words = " ".join([*(word for word, _, _ in commands if " " not in word), *_flags(parser)])
     return f"""# bash completion of {name}; made by `{name} completion bash`
+{function}_names() {{ compopt -o filenames 2>/dev/null || :; }} # directories get a slash
 {function}() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} command= word
   COMPREPLY=()
@@ -71,11 +73,30 @@ complete -o default -F {function} {name}
 
 
 def zsh_completion(parser: argparse.ArgumentParser) -> str:
-    """A script for zsh: `source <(COMMAND completion zsh)`. It is that of bash, which zsh's own bashcompinit runs."""
+    """A script for zsh: `source <(COMMAND completion zsh)`. It is that of bash, which zsh's own bashcompinit runs.
+
+    That can give a slash to directories only by having no blank after anything, so blanks are words' own there.
+    """
     name = parser.prog
     head = f"# zsh completion of {name}; made by `{name} completion zsh`"
     begin = "(( $+functions[compdef] )) || { autoload -U compinit && compinit; }"
-    return f"{head}\n{begin}\nautoload -U bashcompinit && bashcompinit\n{bash_completion(parser)}"
+    function = _function(name)
+    return f"""{head}
+{begin}
+autoload -U bashcompinit && bashcompinit
+{bash_completion(parser)}
+{function}_names() {{ names=1; }}
+{function}_zsh() {{
+  local names= word
+  local -a completed=()
+  {function} "$@"
+  for word in "${{COMPREPLY[@]}}"; do
+    if [ -n "$names" ] && [ -d "$word" ]; then completed+=("$word/"); else completed+=("$word "); fi
+  done
+  COMPREPLY=("${{completed[@]}}")
+}}
+complete -o default -o nospace -F {function}_zsh {name}
+"""
 
 
 def commands_of(
@@ -96,6 +117,11 @@ def arguments_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     for action in parser._actions:
         if not isinstance(action, hidden) and action.help != argparse.SUPPRESS:
             yield action
+
+
+def _function(name: str) -> str:
+    """What completes the command NAME in a script."""
+    return "_" + re.sub(r"\W", "_", name)
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:
@@ -141,8 +167,8 @@ def values_of(action: argparse.Action) -> tuple[str, str]:
     return "", ""
 
 
-def _case(parser: argparse.ArgumentParser) -> str:
-    """What can follow a subcommand: a value of the previous flag, or a flag."""
+def _case(parser: argparse.ArgumentParser, function: str) -> str:
+    """What can follow a subcommand: a value of the previous flag, or a flag. FUNCTION: which completes the command."""
     branches = []
     for action in arguments_of(parser):
         flags = "|".join(action.option_strings)
@@ -153,7 +179,8 @@ def _case(parser: argparse.ArgumentParser) -> str:
         if wanted is None:
             branches.append(f"        {flags}) ;;")
             continue
-        branches.append(f'        {flags}) COMPREPLY=($(compgen {wanted} -- "$current")) ;;')
+        names = "" if kind == "words" else f"{function}_names; "
+        branches.append(f'        {flags}) {names}COMPREPLY=($(compgen {wanted} -- "$current")) ;;')
     rest = " ".join(_flags(parser))
     choices = [
         str(choice)

@@ -1,7 +1,11 @@
 """Manual pages and completion of both commands, from the parsers they have."""
 
+import os
+import pty
 import re
+import select
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -115,7 +119,7 @@ def test_fish_has_every_command_and_flag(name, capsys):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_zsh_runs_the_completion_of_bash(name, capsys):
     script = printed(capsys, name, "completion", "zsh")
-    assert script.endswith(printed(capsys, name, "completion", "bash"))
+    assert printed(capsys, name, "completion", "bash") in script
     assert "bashcompinit" in script.partition("# bash")[0]
     assert not re.search(r"\[@\]:\d+:[A-Z]", script), "zsh takes a letter there for a modifier"
     if zsh := shutil.which("zsh"):
@@ -126,3 +130,93 @@ def test_fish_offers_values_of_a_flag(capsys):
     script = printed(capsys, "gigaslice", "completion", "fish")
     (line,) = [line for line in script.splitlines() if "_from nodes'" in line and " -l format" in line]
     assert " -s o -l output -x -a 'table wide json yaml name svg' -d " in line
+
+
+UNIQUE = [
+    ("gigaslice unc", "gigaslice uncordon"),
+    ("gigaslice dataset pac", "gigaslice dataset pack"),
+    ("gigaslice node --metrics-t", "gigaslice node --metrics-token-file"),
+    ("gigaslice nodes --format js", "gigaslice nodes --format json"),
+    ("gigaslice nodes -o ya", "gigaslice nodes -o yaml"),
+    ("vcuda run --mem", "vcuda run --memory"),
+    ("vcuda ps --wa", "vcuda ps --watch"),
+]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_a_real_fish_completes(capsys, tmp_path):
+    for name in COMMANDS:
+        (tmp_path / f"{name}.fish").write_text(printed(capsys, name, "completion", "fish"))
+    (tmp_path / "directory").mkdir()
+    asked = [*(line for line, _ in UNIQUE), f"gigaslice status --state-dir {tmp_path}/dir", "gigaslice "]
+    words = " ".join(f"'{line}'" for line in asked)
+    run = f"source {tmp_path}/gigaslice.fish; source {tmp_path}/vcuda.fish\n"
+    run += f"for line in {words}; complete -C $line; echo; end"
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", run],
+        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"], "TERM": "dumb"},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    *answers, directory, commands, rest = done.stdout.split("\n\n")
+    assert [answer.split("\t")[0] for answer in answers] == [full.split()[-1] for _, full in UNIQUE]
+    assert directory.split("\t")[0] == f"{tmp_path}/directory/"
+    assert {"nodes", "dataset", "uncordon"} <= {line.split("\t")[0] for line in commands.splitlines()}
+    assert "\npack\t" not in commands and rest == ""
+
+
+SHELLS = {
+    "bash": (
+        ["--noprofile", "--rcfile", "{home}/rc"],
+        """shown() { echo "LINE<$READLINE_LINE>"; READLINE_LINE=; }; bind -x '"\\C-x": shown'; PS1='ready> '""",
+    ),
+    "zsh": (
+        ["-o", "no_global_rcs"],
+        """shown() { print -r -- "LINE<$BUFFER>"; BUFFER=; }; zle -N shown; bindkey '^X' shown; PS1='ready> '""",
+    ),
+}
+"""How to start it, and what makes Ctrl-X show the line and take it away."""
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_a_real_shell_completes(name, capsys, tmp_path):
+    """In a terminal, by the Tab key."""
+    shell = shutil.which(name)
+    if shell is None:
+        pytest.skip(f"{name} is not installed")
+    options, setting_up = SHELLS[name]
+    lines = []
+    for command in COMMANDS:
+        (tmp_path / command).write_text(printed(capsys, command, "completion", name))
+        lines.append(f"source {tmp_path / command}\n")
+    for rc in ("rc", ".zshrc"):
+        (tmp_path / rc).write_text("".join([*lines, setting_up, "\n"]))
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "uncordon").mkdir()  # which a command is, too
+    start = f"gigaslice status --state-dir {tmp_path}"
+    typed = [*UNIQUE, (f"{start}/dir", f"{start}/directory/"), ("gigaslice topol", "gigaslice topology ")]
+    pid, screen = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        told = {"HOME": str(tmp_path), "ZDOTDIR": str(tmp_path), "TERM": "xterm", "COLUMNS": "200"}
+        words = [name, *(option.format(home=tmp_path) for option in options), "-i"]
+        os.execve(shell, words, {"PATH": os.environ["PATH"], **told})
+    try:
+        read_until(screen, "ready> ")
+        for line, full in typed:
+            os.write(screen, line.encode() + b"\t\x18")
+            (found,) = re.findall(r"LINE<([^>]*)>", read_until(screen, "LINE<[^>]*>"))
+            assert found.rstrip() == full.rstrip()
+            assert found.endswith("/" if full.endswith("/") else " "), "one can go on typing"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(screen)
+
+
+def read_until(screen, pattern):
+    seen = ""
+    while not re.search(pattern, seen):
+        assert select.select([screen], [], [], 60)[0], seen
+        seen += os.read(screen, 65536).decode(errors="replace")
+    return seen
