@@ -29,6 +29,7 @@ __all__ = [
     "loads_settings",
     "report",
     "speak_as",
+    "speaker",
 ]
 
 OK, FAILED, MISTAKE, MISSING = 0, 1, 2, 3
@@ -104,6 +105,11 @@ class _Speaker:
 def speak_as(name: str) -> None:
     """Has lines on standard error begin with the name of a command, such as "gigaslice top"."""
     _Speaker.name = name
+
+
+def speaker() -> str:
+    """The name with which lines on standard error begin."""
+    return _Speaker.name
 
 
 def report(code: int, *lines: str) -> int:
