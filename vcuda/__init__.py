@@ -42,7 +42,7 @@ from vcuda.limits import (
     set_undeclared,
 )
 from vcuda.quota_request import memory_available
-from vcuda.sizes import format_size, parse_size
+from vcuda.sizes import parse_size
 from vcuda.time_slices import (
     TimeSliceUsage,
     end_time_slices,
@@ -71,7 +71,6 @@ __all__ = [
     "errors",
     "fill_ledger",
     "fill_limits",
-    "format_size",
     "give_time_slice",
     "install_library",
     "ledger_file_bytes",

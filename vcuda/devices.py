@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pynvml
 
+from gigaslice.core.uuids import matching
 from vcuda import errors, sizes
 
 __all__ = [
@@ -71,7 +72,7 @@ def list_with_driver() -> tuple[str, tuple[GpuDevice, ...]]:
 
 
 def select_devices(names: Sequence[str], present: Sequence[GpuDevice]) -> tuple[GpuDevice, ...]:
-    """The devices that NAMES names by NVML index or by UUID, each once, in the order given.
+    """The devices that NAMES names by NVML index, by UUID or its beginning, each once, in the order given.
 
     Raises UsageError for a name that fits none of PRESENT. MIG instances are looked up through NVML.
     """
@@ -129,11 +130,13 @@ def _by_index(text: str, present: Sequence[GpuDevice]) -> GpuDevice:
 
 
 def _by_uuid(text: str, present: Sequence[GpuDevice]) -> GpuDevice:
+    beginning_so = matching(text, [device.uuid for device in present])
+    if len(beginning_so) == 1:
+        return next(device for device in present if device.uuid == beginning_so[0])
+    if beginning_so:
+        raise errors.UsageError(f"several GPUs begin with {text}", "", _choices(present))
     raw, flags = sizes.parse_uuid(text)
     uuid = sizes.format_uuid(raw, flags)
-    for device in present:
-        if sizes.parse_uuid(device.uuid) == (raw, flags):
-            return device
     if flags:
         return _mig_instance(uuid, present)
     raise errors.UsageError(f"there is no {uuid}", "", _choices(present))

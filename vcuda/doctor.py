@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from gigaslice.core.units import format_bytes
 from vcuda import contract, devices, errors, install, program, quotas, settings, surroundings
 from vcuda.finding import Finding
 from vcuda.limits import GpuLimit, read_limits
@@ -77,8 +78,8 @@ def _check_nvml() -> Iterator[Finding]:
         return
     yield Finding("ok", "NVML", f"driver {version}, {len(present)} GPU{'s' if len(present) > 1 else ''}")
     for device in present:
-        size = device.memory_bytes / 1024**3
-        yield Finding("ok", f"GPU {device.index}", f"{device.name}, {size:.1f} GiB, {device.uuid}")
+        size = format_bytes(device.memory_bytes)
+        yield Finding("ok", f"GPU {device.index}", f"{device.name}, {size}, {device.uuid}")
 
 
 def _check_driver(environment: Mapping[str, str]) -> Iterator[Finding]:

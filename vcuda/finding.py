@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Finding", "Level"]
+from gigaslice.runtime.terminal import painted, terminal
+
+__all__ = ["Finding", "Level", "coloured"]
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -18,3 +21,13 @@ class Finding:
     subject: str
     text: str
     remedy: str = ""
+
+
+_STYLES = {"ok": "good", "warn": "doubtful", "fail": "bad"}
+
+
+def coloured(finding: Finding, line: str) -> str:
+    """LINE, which begins with the level of FINDING; that has a colour where standard output has colours."""
+    if not terminal(sys.stdout).colour:
+        return line
+    return painted(finding.level, _STYLES[finding.level]) + line[len(finding.level) :]

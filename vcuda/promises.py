@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vcuda import sizes
+from gigaslice.core.units import format_bytes
 from vcuda.limits import GpuLimit
 
 __all__ = ["GpuPromises", "overcommitted", "promised_of", "summed"]
@@ -53,11 +53,11 @@ def overcommitted(gpu: str, memory_bytes: int, own_bytes: int, others: GpuPromis
     """A sentence where OWN_BYTES and what OTHERS were promised are more than a GPU has; else nothing."""
     if others is None or own_bytes + others.promised_bytes <= memory_bytes:
         return ""
-    names = [f"{sizes.about_size(size)} to {name}" for size, name in others.promises[:_NAMES]]
+    names = [f"{format_bytes(size)} to {name}" for size, name in others.promises[:_NAMES]]
     rest = len(others.promises) - len(names)
     more = f" and {rest} more" if rest else ""
-    total = sizes.about_size(own_bytes + others.promised_bytes)
+    total = format_bytes(own_bytes + others.promised_bytes)
     return (
-        f"{gpu} has {sizes.about_size(memory_bytes)}, and {total} of it are promised now ({', '.join(names)}{more}): "
+        f"{gpu} has {format_bytes(memory_bytes)}, and {total} of it are promised now ({', '.join(names)}{more}): "
         "programs may find it full although their quotas have room"
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gigaslice.core.units import exact_size, format_bytes
 from vcuda import errors, sizes
 
 __all__ = [
@@ -67,14 +68,13 @@ def parse_memory(memory: str | None, physical: str | None, host: str | None) -> 
     if away is not None and own + away != total:
         raise errors.UsageError(
             "--memory is not the sum of --physical and --host",
-            f"{sizes.format_size(own)} and {sizes.format_size(away)} are {sizes.format_size(own + away)}, "
-            f"not {sizes.format_size(total)}",
+            f"{exact_size(own)} and {exact_size(away)} are {exact_size(own + away)}, not {exact_size(total)}",
             "leave one of the three out",
         )
     if own <= 0 or own > total:
         raise errors.UsageError(
             "the part in the GPU's own memory must be more than 0 and at most --memory",
-            f"of {sizes.format_size(total)}",
+            f"of {exact_size(total)}",
             "a program needs some of it for its context: a few hundred MiB at least",
         )
     return MemoryRequest(total, own)
@@ -122,7 +122,7 @@ def check_host_memory(request: MemoryRequest, gpus: int, path: Path = _MEMINFO) 
     available = memory_available(path)
     if needed > available:
         raise errors.UsageError(
-            f"the host does not have {sizes.about_size(needed)} of free memory",
-            f"{sizes.about_size(available)} are available",
+            f"the host does not have {format_bytes(needed)} of free memory",
+            f"{format_bytes(available)} are available",
             "lower --host, name fewer GPUs with --gpu, or end something",
         )

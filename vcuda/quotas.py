@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gigaslice.core.units import exact_size
 from gigaslice.runtime.files import read_file, replace_file
 from vcuda import contract, errors
 from vcuda._bridge import lib, path_bytes
 from vcuda.ledger import LedgerUsage, create_ledger, read_ledger
 from vcuda.limits import GpuLimit, LimitsPage, create_limits, read_limits
-from vcuda.sizes import format_size
 
 __all__ = [
     "CommandRecord",
@@ -152,7 +152,7 @@ def open_named(directory: Path, gpus: Sequence[GpuLimit]) -> Path:
     if present != requested:
         raise errors.UsageError(
             f"{directory} has other limits than requested",
-            ", ".join(f"{uuid} {format_size(memory)}" for uuid, (memory, _, _) in present.items()),
+            ", ".join(f"{uuid} {exact_size(memory)}" for uuid, (memory, _, _) in present.items()),
             "request the same, or use another directory",
         )
     return directory

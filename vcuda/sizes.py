@@ -1,7 +1,7 @@
 """Text forms of sizes and GPU UUIDs, parsed by the same C code as the library's own environment variables.
 
-One parser, so that ``8GB`` cannot mean one number on the command line and another inside a container. Formatting is
-Python, because only people read it. Does no I/O.
+One parser, so that ``8GB`` cannot mean one number on the command line and another inside a container. Sizes are printed
+by ``gigaslice.core.units``, which does what the library does too. Does no I/O.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 from vcuda import errors
 from vcuda._bridge import checked, ffi, lib
 
-__all__ = ["about_size", "format_size", "format_uuid", "parse_size", "parse_uuid"]
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+__all__ = ["format_uuid", "parse_size", "parse_uuid"]
 
 
 def parse_size(text: str) -> int:
@@ -26,24 +24,6 @@ def parse_size(text: str) -> int:
         cause = "a number alone is GiB up to 9999 and bytes from 1048576 on" if lacks else ""
         raise errors.BadSizeError(f"not a size: {text!r}", cause)
     return int(result[0])
-
-
-def format_size(size: int) -> str:
-    """The shortest text from which parse_size gives exactly SIZE bytes: "8GiB", "1536MiB", "1000B"."""
-    unit = 0
-    while size and size % 1024 == 0 and unit < len(_UNITS) - 1:
-        size //= 1024
-        unit += 1
-    return f"{size}{_UNITS[unit]}"
-
-
-def about_size(size: int) -> str:
-    """SIZE bytes for a table, rounded to one digit behind the point: "8.0 GiB", "0 B"."""
-    value, unit = float(size), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value /= 1024
-        unit += 1
-    return f"{size} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
 
 
 def parse_uuid(text: str) -> tuple[bytes, int]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from gigaslice.core.units import format_bytes
 from tests.fakedriver.env import write_machine
 from tests.fakes.command import alone, runtime
 from tests.fakes.command import environment as clean_environment
@@ -147,7 +148,7 @@ def test_more_than_a_gpu_has_is_promised_and_said(
     line(first)
     text = run("run", *client).stderr
     assert text.startswith(
-        "vcuda run: warning: GPU 0 has 24.0 GiB, and 32.0 GiB of it are promised now (16.0 GiB to "
+        "vcuda run: warning: GPU 0 has 24 GiB, and 32 GiB of it are promised now (16 GiB to "
     )
     assert text.endswith("; --overcommit silences this\n") and text.count("\n") == 1
     assert run("run", "--overcommit", *client).stderr == ""
@@ -156,7 +157,7 @@ def test_more_than_a_gpu_has_is_promised_and_said(
     split = ("--memory", "16GiB", "--physical", "8GiB", "--gpu", "0", "--", "true")
     assert run("run", *split).stderr == ""
     joined = ("--dir", tmp_path / "named", "--memory", "16GiB", "--gpu", "0")
-    assert "32.0 GiB of it are promised" in run("run", *joined, "--", "true").stderr
+    assert "32 GiB of it are promised" in run("run", *joined, "--", "true").stderr
     (gpu,) = json.loads(run("ps", "--json").stdout)["gpus"]
     assert (gpu["memory_bytes"], gpu["promised_bytes"], gpu["used_bytes"]) == (24 * GIB, 16 * GIB, 100 << 20)
     first.communicate("")
@@ -188,7 +189,7 @@ def test_ps_tells_who_was_refused(run: Run, start: Callable[..., subprocess.Pope
     process = start("run", "--memory", "8GiB", "--", sys.executable, "-c", CLIENT, str(9 * GIB), str(8 * GIB))
     line(process)
     *_, last = run("ps").stdout.splitlines()
-    assert last.endswith(": its quota of 8.0 GiB had no room for 2 allocations")
+    assert last.endswith(": its quota of 8 GiB had no room for 2 allocations")
 
 
 def test_more_than_the_gpu_gives(run: Run) -> None:
@@ -465,7 +466,7 @@ def test_ps_shows_what_runs(run: Run, start: Callable[..., subprocess.Popen[str]
     assert gpu["declared_bytes"] == gpu["measured_bytes"] == gpu["used_bytes"] and gpu["drift_bytes"] == 0
     assert (entry["refused"], entry["name"][:6]) == (0, "python")
     table = run("ps").stdout
-    assert f"{gpu['used_bytes'] / GIB:.1f} GiB" in table and str(entry["pid"]) in table
+    assert format_bytes(gpu["used_bytes"]) in table and str(entry["pid"]) in table
     process.communicate()
     assert json.loads(run("ps", "--json").stdout)["quotas"] == []
 
@@ -504,10 +505,10 @@ def test_ps_shows_what_was_declared_and_what_was_measured(
         re.split(r"\s{2,}", text.strip()) for text in run("ps").stdout.splitlines()
     )
     assert heading[-6:] == ["LIMIT", "USED", "DECLARED", "MEASURED", "DRIFT", "PEAK"]
-    assert row[-6:] == ["8.0 GiB", "1.2 GiB", "1.1 GiB", "1.2 GiB", "64.0 MiB", "1.1 GiB"]
+    assert row[-6:] == ["8 GiB", "1.2 GiB", "1.1 GiB", "1.2 GiB", "64 MiB", "1.1 GiB"]
     assert detail[-5:] == row[-5:]
     assert promised == ["GPU", "MEMORY", "PROMISED", "USED"]
-    assert sums == [gpu["uuid"][:12], "24.0 GiB", "8.0 GiB", "1.2 GiB"]
+    assert sums == [gpu["uuid"], "24 GiB", "8 GiB", "1.2 GiB"]
 
 
 def test_ps_inside_a_quota_does_not_take_the_librarys_word_for_nvmls(
@@ -531,7 +532,7 @@ def test_ps_live_in_a_terminal(
         live = {**environment, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
         os.execve(sys.executable, [*VCUDA, "ps", "--watch", "0.1"], live)
     seen = b""
-    while seen.count(b"8.0 GiB") < 3:  # more than one picture
+    while seen.count(b"8 GiB") < 6:  # more than one picture
         assert select.select([terminal], [], [], 60)[0], seen
         seen += os.read(terminal, 65536)
     os.write(terminal, b"\x03")

@@ -23,6 +23,7 @@ from gigaslice.runtime.command_line.command import (
     CommandFrame,
     add_commands,
     did_you_mean,
+    speak_as,
 )
 from gigaslice.runtime.command_line.parser import CommandParser
 from vcuda import errors
@@ -60,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsed = _parsed(words)
     parsed.tail, parsed.frame = tail, CommandFrame(VERSION, _EXIT_STATUS, make_parser)
     command: Command = parsed.module
+    speak_as(f"vcuda {parsed.subcommand}")
     try:
         code = command.run(parsed)
         sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from vcuda import settings
+from vcuda.finding import coloured
 
 __all__ = ["DESCRIPTION", "HELP", "add_arguments", "run"]
 
@@ -28,5 +29,7 @@ def run(parsed: argparse.Namespace) -> int:
     for finding in doctor.examine(settings.read_settings(), parsed.program):
         failed = failed or finding.level == "fail"
         remedy = f"; {finding.remedy}" if finding.remedy else ""
-        print(f"{finding.level:<5} {finding.subject:<20} {finding.text}{remedy}", flush=True)
+        print(
+            coloured(finding, f"{finding.level:<5} {finding.subject:<20} {finding.text}{remedy}"), flush=True
+        )
     return 1 if failed else 0

@@ -11,8 +11,9 @@ import os
 import sys
 from pathlib import Path
 
+from gigaslice.core.units import exact_size, format_bytes
 from gigaslice.runtime.table import Column, as_table
-from vcuda import errors, kernels, program, quota_request, settings, sizes
+from vcuda import errors, kernels, program, quota_request, settings
 from vcuda.cli import run as run_command
 
 __all__ = ["DESCRIPTION", "HELP", "add_arguments", "run"]
@@ -62,9 +63,7 @@ def _install(parsed: argparse.Namespace) -> int:
     memory = quota_request.parse_memory(parsed.memory, parsed.physical, parsed.host)
     run_command.check_quota(parsed)
     python = kernels.inspect_python(_python(parsed.python, config))
-    text = (
-        f"Python {python.version} ({sizes.about_size(memory.memory_bytes).replace('.0 ', ' ')} of GPU memory)"
-    )
+    text = f"Python {python.version} ({format_bytes(memory.memory_bytes)} of GPU memory)"
     roots = kernels.spec_roots(config.environment, [python.prefix])
     spec = kernels.install(
         python.prefix / "share" / "jupyter" if parsed.sys_prefix else roots[0],
@@ -82,8 +81,8 @@ def _install(parsed: argparse.Namespace) -> int:
 
 def _default_name(parsed: argparse.Namespace, memory: quota_request.MemoryRequest) -> str:
     """Another one for another quota, so that none replaces another by accident."""
-    parts = [sizes.format_size(memory.memory_bytes)]
-    parts += [f"on-gpu-{sizes.format_size(memory.on_gpu)}"] if memory.host_bytes else []
+    parts = [exact_size(memory.memory_bytes)]
+    parts += [f"on-gpu-{exact_size(memory.on_gpu)}"] if memory.host_bytes else []
     parts += [f"{parsed.cores}-percent{'-elastic' if parsed.elastic else ''}"] if parsed.cores else []
     return "-".join(["vcuda", *parts, *(f"gpu-{gpu.removeprefix('GPU-')}" for gpu in parsed.gpu)]).lower()
 

@@ -7,7 +7,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from vcuda import contract, sizes
+from gigaslice.core.units import exact_size, format_bytes
+from vcuda import contract
 from vcuda.limits import read_limits
 
 __all__ = ["DESCRIPTION", "HELP", "add_arguments", "run"]
@@ -38,7 +39,7 @@ def run(parsed: argparse.Namespace) -> int:
     print(f"version {page.version}, allocation {page.allocation_id.hex()}, changed {page.changes} times")
     for gpu in page.gpus:
         cores = f", {gpu.cores_percent} % of its time" if gpu.cores_percent else ""
-        undeclared = f", {sizes.about_size(gpu.undeclared_bytes)} undeclared" if gpu.undeclared_bytes else ""
-        own = f", {sizes.format_size(gpu.physical_bytes)} of it on the GPU" if gpu.physical_bytes else ""
-        print(f"{gpu.uuid}  {sizes.format_size(gpu.memory_bytes)}{own}{cores}{undeclared}")
+        undeclared = f", {format_bytes(gpu.undeclared_bytes)} undeclared" if gpu.undeclared_bytes else ""
+        own = f", {exact_size(gpu.physical_bytes)} of it on the GPU" if gpu.physical_bytes else ""
+        print(f"{gpu.uuid}  {exact_size(gpu.memory_bytes)}{own}{cores}{undeclared}")
     return 0

@@ -37,7 +37,8 @@ user's own quota directories; with ``--dir`` only the named ones. ``--json`` pri
 Below the table stands what the quotas in use promise of each GPU, and who was refused memory, by whom.
 
 Under a quota this command does not use NVML: the library would answer with declared memory. The table leaves out
-columns that a narrow terminal has no room for.
+columns that a narrow terminal has no room for. With ``--watch`` one object or table comes after the other, and on a
+terminal the table is drawn over (`gigaslice.runtime.command_line.watch`).
 
 The exit code is 1 when a quota could not be read. The others are shown all the same.
 """
@@ -47,16 +48,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
+from gigaslice.core.units import format_bytes
+from gigaslice.core.uuids import SHORT
+from gigaslice.runtime.command_line.watch import Picture, add_watch, show
 from gigaslice.runtime.table import Column, as_table
-from vcuda import contract, errors, promises, quotas, settings, sizes
+from gigaslice.runtime.terminal import terminal
+from vcuda import contract, errors, promises, quotas, settings
 from vcuda.ledger import ProcessUsage
 from vcuda.limits import GpuLimit
 
@@ -65,14 +68,12 @@ __all__ = ["DESCRIPTION", "HELP", "add_arguments", "run"]
 HELP = "show who uses how much GPU memory"
 DESCRIPTION = "Shows containers and commands with a quota: PID, GPU, limit, memory in use and peak."
 
-_WIDE = 200  # columns of a table that goes into a file or a pipe
 _NAME = (12, 60)  # columns of a name, which may be a whole script: minimum, maximum
 _PID = 7  # digits of the kernel's largest PID
-_SIZE = len("1023.9 GiB")
+_SIZE = len("-99.9 GiB")
 _ALL = ("LIMIT", "USED", "DECLARED", "MEASURED", "DRIFT", "PEAK")
 _FEW = ("LIMIT", "USED", "PEAK")
 _MANAGED = "MANAGED"  # after USED, where a quota includes host memory
-_UUID = 12  # characters of a UUID that tell the GPUs of a machine apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +137,7 @@ class _Memory:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument(
-        "--watch",
-        nargs="?",
-        const="2",
-        metavar="SECONDS",
-        help="repeat every SECONDS (default 2) until interrupted",
-    )
+    add_watch(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object per scan; sizes in bytes")
     parser.add_argument(
         "--dir",
@@ -156,30 +151,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Runs the command; the exit code."""
-    seconds = _seconds(parsed.watch)
     config = settings.read_settings()
-    if seconds is None:
+
+    def picture() -> Picture:
         snapshot = _scan(_directories(parsed.dir, config), config)
-        _print_json(snapshot) if parsed.json else _print_table(snapshot)
-        return _report(snapshot)
-    try:
-        _watch(parsed, config, seconds)
-    except KeyboardInterrupt:  # the normal end
-        return 0
+        text = _as_json(snapshot) if parsed.json else _as_text(snapshot)
+        return Picture(text, errors=tuple(error for _, error in snapshot.errors))
 
-
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 3600:
-        raise errors.UsageError(
-            f"cannot repeat every {text!r} seconds", "", "write a number from 0.1 to 3600"
-        )
-    return seconds
+    return show(picture, parsed.watch, documents=parsed.json)
 
 
 def _directories(named: list[Path], config: settings.UserSettings) -> list[Path]:
@@ -281,13 +260,7 @@ def _of_quota(snapshot: _Snapshot, quota: quotas.Quota, gpu: GpuLimit) -> _Memor
     )
 
 
-def _report(snapshot: _Snapshot) -> int:
-    for _, text in snapshot.errors:
-        print(f"vcuda ps: error: {text}", file=sys.stderr)
-    return 1 if snapshot.errors else 0
-
-
-def _print_json(snapshot: _Snapshot) -> None:
+def _as_json(snapshot: _Snapshot) -> str:
     answer = {
         "version": 1,
         "time": snapshot.time,
@@ -303,7 +276,7 @@ def _print_json(snapshot: _Snapshot) -> None:
         ],
         "errors": [{"directory": str(directory), "error": text} for directory, text in snapshot.errors],
     }
-    print(json.dumps(answer))
+    return json.dumps(answer)
 
 
 def _quota_object(snapshot: _Snapshot, quota: quotas.Quota) -> dict[str, object]:
@@ -351,18 +324,18 @@ def _table(snapshot: _Snapshot, columns: int) -> str:
     rows: list[list[str]] = []
     for quota in snapshot.quotas:
         for gpu in quota.limits.gpus:
-            cells = {"LIMIT": sizes.about_size(gpu.memory_bytes), **_cells(_of_quota(snapshot, quota, gpu))}
-            rows.append([quota.name, "", gpu.uuid[:_UUID], *(cells[heading] for heading in headings)])
+            cells = {"LIMIT": format_bytes(gpu.memory_bytes), **_cells(_of_quota(snapshot, quota, gpu))}
+            rows.append([quota.name, "", gpu.uuid, *(cells[heading] for heading in headings)])
             for process in quota.usage.processes:
                 memory = _of_process(snapshot, process, gpu.uuid)
                 if process.alive and (memory.peak or memory.used):
                     cells = {"LIMIT": "", **_cells(memory)}
                     name, pid = f"  {errors.printable(process.name)}", str(process.pid or "?")
-                    rows.append([name, pid, gpu.uuid[:_UUID], *(cells[heading] for heading in headings)])
+                    rows.append([name, pid, gpu.uuid, *(cells[heading] for heading in headings)])
     table = [
         Column("CONTAINER OR COMMAND", most=widest),
         Column("PID", right=True, least=_PID),
-        Column("GPU", least=_UUID),
+        Column("GPU", least=SHORT, uuids=True),
         *(Column(heading, right=True, least=_SIZE) for heading in headings),
     ]
     return as_table(table, rows)
@@ -371,20 +344,18 @@ def _table(snapshot: _Snapshot, columns: int) -> str:
 def _promise_table(snapshot: _Snapshot) -> str:
     """What is promised beside what is used, a row for each GPU and one for all. "": no quota is in use."""
     gpus = snapshot.promises()
-    rows = [
-        [gpu.uuid[:_UUID], snapshot.memory.get(gpu.uuid), gpu.promised_bytes, gpu.used_bytes] for gpu in gpus
-    ]
+    rows = [[gpu.uuid, snapshot.memory.get(gpu.uuid), gpu.promised_bytes, gpu.used_bytes] for gpu in gpus]
     if len(gpus) > 1:
         memory = [snapshot.memory.get(gpu.uuid) for gpu in gpus]
         known = None if None in memory else sum(size for size in memory if size is not None)
         total = (sum(gpu.promised_bytes for gpu in gpus), sum(gpu.used_bytes for gpu in gpus))
         rows.append(["all", known, *total])
     columns = [
-        Column("GPU", least=_UUID),
+        Column("GPU"),
         *(Column(heading, right=True, least=_SIZE) for heading in ("MEMORY", "PROMISED", "USED")),
     ]
     cells = [
-        [str(name), *("-" if size is None else sizes.about_size(int(size)) for size in rest)]
+        [str(name), *("-" if size is None else format_bytes(int(size)) for size in rest)]
         for name, *rest in rows
     ]
     return as_table(columns, cells) if rows else ""
@@ -396,13 +367,13 @@ def _refusals(snapshot: _Snapshot) -> list[str]:
     for quota in snapshot.quotas:
         refused = sum(process.refused for process in quota.usage.processes if process.alive)
         if refused:
-            limits = {sizes.about_size(gpu.memory_bytes) for gpu in quota.limits.gpus}
+            limits = {format_bytes(gpu.memory_bytes) for gpu in quota.limits.gpus}
             size = f"quota of {limits.pop()}" if len(limits) == 1 else "quotas"
             lines.append(f"{quota.name}: its {size} had no room for {_allocations(refused)}")
         for uuid, count in quota.usage.driver_refused.items():
             if count:
                 lines.append(
-                    f"{quota.name}: {uuid[:_UUID]} was full at {_allocations(count)} although the quota had room"
+                    f"{quota.name}: {uuid} was full at {_allocations(count)} although the quota had room"
                 )
     return lines
 
@@ -424,54 +395,26 @@ def _with_managed(headings: tuple[str, ...]) -> tuple[str, ...]:
 
 def _width(headings: Sequence[str]) -> int:
     """Characters of all columns but the name."""
-    return _PID + _UUID + len(headings) * _SIZE + (len(headings) + 2) * 2
+    return _PID + SHORT + len(headings) * _SIZE + (len(headings) + 2) * 2
 
 
 def _cells(memory: _Memory) -> dict[str, str]:
-    sign = "-" if memory.drift < 0 else ""
     return {
-        "USED": sizes.about_size(memory.used),
-        _MANAGED: sizes.about_size(memory.managed),
-        "DECLARED": sizes.about_size(memory.declared),
-        "MEASURED": "-" if memory.measured is None else sizes.about_size(memory.measured),
-        "DRIFT": sign + sizes.about_size(abs(memory.drift)),
-        "PEAK": sizes.about_size(memory.peak),
+        "USED": format_bytes(memory.used),
+        _MANAGED: format_bytes(memory.managed),
+        "DECLARED": format_bytes(memory.declared),
+        "MEASURED": "-" if memory.measured is None else format_bytes(memory.measured),
+        "DRIFT": format_bytes(memory.drift),
+        "PEAK": format_bytes(memory.peak),
     }
 
 
-def _parts(snapshot: _Snapshot, columns: int) -> list[str]:
-    parts = [_table(snapshot, columns), _promise_table(snapshot), "\n".join(_refusals(snapshot))]
-    return [part for part in parts if part]
-
-
-def _print_table(snapshot: _Snapshot) -> None:
-    columns = shutil.get_terminal_size((_WIDE, 0)).columns if sys.stdout.isatty() else _WIDE
-    if snapshot.quotas:
-        print("\n\n".join(_parts(snapshot, columns)))
-    elif not snapshot.errors:
-        print("no container or command has a quota here")
-
-
-def _watch(parsed: argparse.Namespace, config: settings.UserSettings, seconds: float) -> NoReturn:
-    """Repeats the scan: a live table in a terminal, else one output after the other."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    if parsed.json or not sys.stdout.isatty():
-        while True:
-            snapshot = _scan(_directories(parsed.dir, config), config)
-            _print_json(snapshot) if parsed.json else _print_table(snapshot)
-            sys.stdout.flush()
-            if not parsed.json:
-                _report(snapshot)
-            time.sleep(seconds)
-    with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
-        while True:
-            snapshot = _scan(_directories(parsed.dir, config), config)
-            head, *rows = "\n\n".join(_parts(snapshot, live.console.width)).splitlines()
-            below = [errors.printable(text) for _, text in snapshot.errors]
-            live.update(
-                Text.assemble((head, "bold"), "\n", "\n".join([*rows, *below]), no_wrap=True), refresh=True
-            )
-            time.sleep(seconds)
+def _as_text(snapshot: _Snapshot) -> str:
+    if not snapshot.quotas:
+        return "" if snapshot.errors else "no container or command has a quota here"
+    parts = [
+        _table(snapshot, terminal(sys.stdout).columns),
+        _promise_table(snapshot),
+        "\n".join(_refusals(snapshot)),
+    ]
+    return "\n\n".join(filter(None, parts))

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gigaslice.core.units import exact_size, format_bytes
 from vcuda import (
     contexts,
     contract,
@@ -27,7 +28,6 @@ from vcuda import (
     quota_request,
     quotas,
     settings,
-    sizes,
 )
 from vcuda.ledger import read_ledger
 from vcuda.limits import GpuLimit
@@ -110,7 +110,7 @@ def add_quota_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="GPU",
-        help="UUID or NVML index of a GPU that the command may use; may be repeated; default: all GPUs",
+        help="UUID, its beginning, or NVML index of a GPU that the command may use; may be repeated; default: all GPUs",
     )
 
 
@@ -233,19 +233,19 @@ def _check_size(
 ) -> None:
     """A quota must fit on each GPU, and a context into it. Raises UsageError."""
     option = "--physical" if memory.host_bytes else "--memory"
-    size = sizes.format_size(memory.on_gpu)
+    size = exact_size(memory.on_gpu)
     for device in chosen:
         if memory.on_gpu > device.memory_bytes:
             raise errors.UsageError(
                 f"{option} {size} is more than GPU {device.index} has",
-                f"{device.name} has {sizes.about_size(device.memory_bytes)}",
+                f"{device.name} has {format_bytes(device.memory_bytes)}",
                 "request less, or name the GPUs with --gpu",
             )
         cost = contexts_measured.get(device.uuid, 0)
         if memory.on_gpu < cost:
             raise errors.UsageError(
                 f"{option} {size} is less than a context takes of GPU {device.index}",
-                f"one took {sizes.format_size(cost)} when it was last measured here",
+                f"one took {exact_size(cost)} when it was last measured here",
                 "request that and what the program needs besides",
             )
     unmeasured = [device.index for device in chosen if device.uuid not in contexts_measured]

@@ -33,8 +33,8 @@ def test_what_may_lie_on_the_gpu_counts():
 
 
 @pytest.mark.parametrize(("own", "others", "words"), [
-    (8, [16], ""), (9, [16], "GPU 0 has 24.0 GiB, and 25.0 GiB of it are promised now (16.0 GiB to q0):"),
-    (24, [], ""), (1, [6, 6, 6, 6], "(6.0 GiB to q3, 6.0 GiB to q2, 6.0 GiB to q1 and 1 more)"),
+    (8, [16], ""), (9, [16], "GPU 0 has 24 GiB, and 25 GiB of it are promised now (16 GiB to q0):"),
+    (24, [], ""), (1, [6, 6, 6, 6], "(6 GiB to q3, 6 GiB to q2, 6 GiB to q1 and 1 more)"),
 ])  # fmt: skip
 def test_the_warning(own, others, words):
     limits = [(f"q{number}", [GpuLimit(GPU_A, size * GIB)], {}) for number, size in enumerate(others)]
