@@ -12,6 +12,7 @@ from pathlib import Path
 from agent.commands.node_flags import add_state_dir
 from agent.health.health_files import Cordon, change_cordons, read_cordons, read_report
 from gigaslice.core.errors import UnknownGpuError
+from gigaslice.core.uuids import matching
 from gigaslice.runtime.command_line.command import OK
 
 __all__ = ["HELP", "add_arguments", "cordon", "run", "uncordon"]
@@ -53,12 +54,11 @@ def _find(state_dir: Path, name: str) -> str:
     report = read_report(state_dir)
     gpus = {gpu.uuid: gpu.index for gpu in report.gpus} if report else {}
     uuids = [*gpus, *(uuid for uuid in read_cordons(state_dir) if uuid not in gpus)]
-    matching = [uuid for uuid in uuids if name == uuid or name == str(gpus.get(uuid))]
-    matching = matching or [uuid for uuid in uuids if len(name) > 4 and uuid.startswith(name)]
-    if len(matching) == 1:
-        return matching[0]
+    meant = [uuid for uuid in uuids if name == str(gpus.get(uuid))] or matching(name, uuids)
+    if len(meant) == 1:
+        return meant[0]
     listed = ", ".join(f"{gpus.get(uuid, '-')} {uuid}" for uuid in uuids)
-    what = "several GPUs begin with" if matching else "this node has no GPU"
+    what = "several GPUs begin with" if meant else "this node has no GPU"
     raise UnknownGpuError(
         f"{what} {name!r}; " + (f"there are: {listed}" if uuids else "no agent has run here yet")
     )

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--namespace", "NAME", "namespace of the pod (default: default)"),
         ("--container", "NAME", "which container, where several of the pod have slices"),
         ("--allocation", "ID", "in place of POD: which allocation, by the first 8 or more digits of its id"),
-        ("--gpu", "UUID", "which GPU, where the container has several (default: each of them)"),
+        ("--gpu", "UUID", "which GPU, or the beginning of its UUID (default: each of the container's)"),
         ("--memory", "SIZE", "memory of each such GPU, such as 12GiB; rounded up to whole MiB"),
         ("--cores", "PERCENT", "share of each such GPU's compute, 0 for none of its own"),
     ):

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from agent.commands.node_flags import add_state_dir
-from gigaslice.runtime.command_line.command import OK
+from gigaslice.runtime.command_line.watch import Picture, add_watch, show
 
 HELP = "show which container holds what on this node"
 
@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds where the state is and how it is shown."""
     add_state_dir(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_watch(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -23,13 +24,16 @@ def run(arguments: argparse.Namespace) -> int:
     from agent.commands import status_rows
 
     state_dir = Path(arguments.state_dir)
-    rows, gpus = status_rows.collect(state_dir), status_rows.gpus(state_dir)
-    limits = status_rows.driver_limits(state_dir)
-    if arguments.json:
-        print(json.dumps(status_rows.as_json(rows, gpus, limits), indent=2))
-    else:
+
+    def picture() -> Picture:
+        rows, gpus = status_rows.collect(state_dir), status_rows.gpus(state_dir)
+        limits = status_rows.driver_limits(state_dir)
+        if arguments.json:
+            indent = None if arguments.watch is not None else 2
+            return Picture(json.dumps(status_rows.as_json(rows, gpus, limits), indent=indent))
         parts = [status_rows.as_table(rows)]
         parts += [status_rows.gpus_table(gpus)] if gpus else []
         parts += [status_rows.driver_limits_text(limits)] if limits else []
-        print("\n\n".join(parts))
-    return OK
+        return Picture("\n\n".join(parts))
+
+    return show(picture, arguments.watch, documents=arguments.json)

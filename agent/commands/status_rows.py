@@ -36,6 +36,14 @@ __all__ = [
     "gpus_table",
 ]
 
+_STYLES = {
+    **dict.fromkeys(("healthy", "running", "whole"), "good"),
+    **dict.fromkeys(("waiting", "cordoned"), "doubtful"),
+    **dict.fromkeys(("unhealthy", "unreadable"), "bad"),
+}
+_STATE = Column("STATE", style=lambda state: _STYLES.get(state, ""))
+_GPU = Column("GPU", uuids=True)
+
 
 @dataclass(frozen=True, slots=True)
 class StatusRow:
@@ -100,7 +108,8 @@ def gpus_table(gpus: tuple[GpuRecord, ...]) -> str:
     for gpu in gpus:
         state = "healthy" if gpu.healthy else "cordoned" if gpu.cordoned else "unhealthy"
         rows.append((str(gpu.index), gpu.uuid, str(gpu.slices), state, gpu.detail or "-"))
-    return _table(("GPU", "UUID", "SLICES", "STATE", "WHY"), rows)
+    columns = (Column("GPU"), Column("UUID"), Column("SLICES"), _STATE, Column("WHY"))
+    return _table(columns, rows)
 
 
 def driver_limits(state_dir: Path) -> DriverLimitReport | None:
@@ -139,7 +148,8 @@ def driver_limits_text(report: DriverLimitReport) -> str:
         for wall in report.walls
     ]
     if rows:
-        lines.append(_table(("POD", "GPU", "TO BE", "IS", "USED", "WHY"), rows))
+        columns = (Column("POD"), _GPU, *(Column(title) for title in ("TO BE", "IS", "USED", "WHY")))
+        lines.append(_table(columns, rows))
     return "\n".join(lines)
 
 
@@ -147,13 +157,18 @@ def as_table(rows: tuple[StatusRow, ...]) -> str:
     """The rows for people."""
     if not rows:
         return "no container holds a GPU slice"
-    head = ("CONTAINER", "STATE", "GPU", "LIMIT", "USED", "PEAK", "PIDS")
-    return _table(head, [_cells(row) for row in rows])
+    columns = (
+        Column("CONTAINER"),
+        _STATE,
+        _GPU,
+        *(Column(title) for title in ("LIMIT", "USED", "PEAK", "PIDS")),
+    )
+    return _table(columns, [_cells(row) for row in rows])
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     """Names of pods come from an API server, and those of GPUs from a driver: they act on no terminal."""
-    return table.as_table([Column(title) for title in head], [[plain(cell) for cell in row] for row in rows])
+    return table.as_table(columns, [[plain(cell) for cell in row] for row in rows])
 
 
 def _cells(row: StatusRow) -> tuple[str, ...]:

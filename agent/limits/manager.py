@@ -30,6 +30,7 @@ from gigaslice.core.model import (
     SliceUnit,
     parse_options,
 )
+from gigaslice.core.uuids import matching
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 
@@ -195,7 +196,14 @@ class LimitsManager:
             return allocation
         if change.memory is None and change.cores is None:
             return live_limits.ResizeRefusal("nothing to change; give --memory or --cores", mistake=True)
-        gpus = [change.gpu] if change.gpu else list(allocation.quota())
+        gpus = list(allocation.quota())
+        if change.gpu:
+            gpus = matching(change.gpu, gpus) or [change.gpu]
+            if len(gpus) > 1:
+                return live_limits.ResizeRefusal(
+                    f"several GPUs of {allocation.name} begin with {change.gpu}: {', '.join(gpus)}",
+                    mistake=True,
+                )
         memory = dict.fromkeys(gpus, change.memory) if change.memory is not None else {}
         cores = dict.fromkeys(gpus, change.cores) if change.cores is not None else {}
         return self._change(allocation, allocation, memory, cores)

@@ -99,7 +99,7 @@ def check_list_fits(inventory: Inventory, config: Config) -> None:
         [
             f"--slice {units.format_bytes(config.slice_bytes)}: {slices} slices make a device list of "
             f"{units.format_bytes(size)}, and the kubelet takes {units.format_bytes(messages.MAX_MESSAGE_BYTES)}; "
-            f"use --slice {units.format_bytes(enough).replace(' ', '')} or more"
+            f"use --slice {units.exact_size(enough)} or more"
         ]
     )
 

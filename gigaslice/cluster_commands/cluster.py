@@ -23,7 +23,7 @@ from gigaslice.core.errors import ConfigError, GigasliceError
 from gigaslice.core.kube.decode import parse_pod
 from gigaslice.core.kube.fields import object_at, objects_at, text_at
 from gigaslice.core.model import AnnotationRights, Pod
-from gigaslice.core.text import plain
+from gigaslice.core.text import plain, plural
 from gigaslice.kubeapi.access import Access, access_of, find_access
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
 from gigaslice.kubeapi.cluster_objects import (
@@ -36,10 +36,12 @@ from gigaslice.kubeapi.cluster_objects import (
 )
 from gigaslice.kubeapi.kubeconfig import kubeconfig_files, read_kubeconfig
 from gigaslice.role_settings import kubernetes_service
+from gigaslice.runtime.progress import Progress
 
 __all__ = [
     "ClusterContent",
     "Target",
+    "content_of",
     "listed",
     "no_such_pod",
     "read_cluster",
@@ -129,6 +131,19 @@ def with_client(where: Target, work: Callable[[KubeClient], Any]) -> Any:
         raise GigasliceError(_sentence(error, where)) from error
 
 
+def content_of(
+    where: Target, rights: AnnotationRights | None = None, *, selector: str = ""
+) -> ClusterContent:
+    """Reads all of the cluster WHERE, as `read_cluster` does, and shows how far that is where it takes long."""
+    with Progress("reading the cluster") as progress:
+
+        async def read(client: KubeClient) -> ClusterContent:
+            return await read_cluster(client, rights, selector=selector, progress=progress)
+
+        content: ClusterContent = with_client(where, read)
+    return content
+
+
 def _sentence(error: ApiFailure, where: Target) -> str:
     if error.status == _UNAUTHORIZED:
         return f"{where.access} does not accept the credentials of {where.whence}; log in again"
@@ -138,15 +153,21 @@ def _sentence(error: ApiFailure, where: Target) -> str:
 
 
 async def read_cluster(
-    client: KubeClient, rights: AnnotationRights | None = None, *, selector: str = ""
+    client: KubeClient,
+    rights: AnnotationRights | None = None,
+    *,
+    selector: str = "",
+    progress: Progress | None = None,
 ) -> ClusterContent:
     """Reads all of it. Raises ApiFailure where not even nodes may be read.
 
     RIGHTS: which annotations of pods count; None: those that the agents say. SELECTOR: by labels, of the nodes that are
-    meant; the API server judges it.
+    meant; the API server judges it. PROGRESS is told how many objects were read.
     """
-    content = ClusterContent(ClusterState())
-    await asyncio.gather(_nodes(client, content, selector), _pods(client, content), _classes(client, content))
+    content, reading = ClusterContent(ClusterState()), _Reading(client, progress)
+    await asyncio.gather(
+        _nodes(reading, content, selector), _pods(reading, content), _classes(reading, content)
+    )
     state = content.state
     units = offered_units(filter(None, map(state.hardware, state.nodes)))
     state.units = replace(units, rights=rights or state.agents_rights())
@@ -156,8 +177,29 @@ async def read_cluster(
     return content
 
 
-async def _nodes(client: KubeClient, content: ClusterContent, selector: str) -> None:
-    async for document in listed(client, NODES_PATH, {"labelSelector": selector} if selector else {}):
+class _Reading:
+    """The lists that are read at the same time, and how many objects there were by now."""
+
+    def __init__(self, client: KubeClient, progress: Progress | None) -> None:
+        self._client = client
+        self._progress = progress
+        self._objects = 0
+
+    async def listed(self, path: str, query: Mapping[str, str]) -> Any:
+        """Yields the objects of a list."""
+        async for document in listed(self._client, path, query):
+            self._objects += 1
+            if self._progress is not None:
+                self._progress.show("reading the cluster:", self._objects, form=_objects)
+            yield document
+
+
+def _objects(count: int) -> str:
+    return plural(count, "object")
+
+
+async def _nodes(reading: _Reading, content: ClusterContent, selector: str) -> None:
+    async for document in reading.listed(NODES_PATH, {"labelSelector": selector} if selector else {}):
         try:
             facts = node_facts(document)
         except ValueError as error:
@@ -166,9 +208,9 @@ async def _nodes(client: KubeClient, content: ClusterContent, selector: str) -> 
         content.state.put_node(facts)
 
 
-async def _pods(client: KubeClient, content: ClusterContent) -> None:
+async def _pods(reading: _Reading, content: ClusterContent) -> None:
     try:
-        async for document in listed(client, PODS_PATH, PODS_QUERY):
+        async for document in reading.listed(PODS_PATH, PODS_QUERY):
             try:
                 pod = parse_pod(document)
             except ValueError as error:
@@ -186,9 +228,9 @@ async def _pods(client: KubeClient, content: ClusterContent) -> None:
         _unless_forbidden(error, content, "pods may not be listed, so what is free is what agents say")
 
 
-async def _classes(client: KubeClient, content: ClusterContent) -> None:
+async def _classes(reading: _Reading, content: ClusterContent) -> None:
     try:
-        async for document in listed(client, CLASSES_PATH, {}):
+        async for document in reading.listed(CLASSES_PATH, {}):
             try:
                 content.state.put_class(parse_resource_class(document))
             except ClassError as error:

@@ -20,7 +20,7 @@ _NODES = (
     Column("FREE", right=True),
     Column("OF", right=True),
     Column("HELD BY", most=60),
-    Column("HEALTH", most=50),
+    Column("HEALTH", most=50, style=lambda cell: "" if cell in ("healthy", "-") else "bad"),
 )
 _WIDE = (Column("UUID"), Column("NUMA", right=True))
 _NAMESPACES = (

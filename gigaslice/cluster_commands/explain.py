@@ -6,11 +6,18 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from gigaslice.cluster_commands.target_flags import add_target, cluster_target, tell_notes
+from gigaslice.cluster_commands.target_flags import (
+    add_cluster_watch,
+    add_target,
+    cluster_target,
+    notes_of,
+    show_format,
+)
 from gigaslice.core.errors import ConfigError
 from gigaslice.core.model import AnnotationRights, annotation_rights
 from gigaslice.runtime import settings
-from gigaslice.runtime.command_line.command import FAILED, OK, report
+from gigaslice.runtime.command_line.watch import Picture
+from gigaslice.runtime.progress import Progress
 
 if TYPE_CHECKING:
     from gigaslice.cluster_commands.cluster import ClusterContent
@@ -33,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[rights.value for rights in AnnotationRights],
         help=f"which annotations count; default: ${_RIGHTS}, then as most agents are set",
     )
+    add_cluster_watch(parser)
     add_target(parser)
 
 
@@ -51,17 +59,23 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError([f'environment {_RIGHTS} "{rights_text}": {error}']) from None
 
-    async def read(client: KubeClient) -> tuple[Pod | None, ClusterContent, str]:
-        content = await cluster.read_cluster(client, rights)
+    async def read(client: KubeClient, progress: Progress) -> tuple[Pod | None, ClusterContent, str]:
+        content = await cluster.read_cluster(client, rights, progress=progress)
         pod = await cluster.read_pod(client, namespace, arguments.name)
         missing = "" if pod else await cluster.no_such_pod(client, content, namespace, arguments.name)
         return pod, content, missing
 
-    pod, content, missing = cluster.with_client(where, read)
-    tell_notes(content)
-    if pod is None:
-        return report(FAILED, missing)
-    plans = [] if pod.node else freeing_plans(content.state, content.pods, most=1, tries=10)
-    explanation = explain(content.state, pod, move_lines(content.state, plans, content.pods))
-    print(json.dumps(explanation.as_json(), indent=2) if arguments.format == "json" else explanation.text())
-    return OK
+    def shown() -> Picture:
+        with Progress("reading the cluster") as progress:
+            pod, content, missing = cluster.with_client(where, lambda client: read(client, progress))
+            if pod is None:
+                return Picture("", notes_of(content), (missing,))
+            progress.show(f"looking for room for {pod}")
+            plans = [] if pod.node else freeing_plans(content.state, content.pods, most=1, tries=10)
+            explanation = explain(content.state, pod, move_lines(content.state, plans, content.pods))
+        if arguments.format == "json":
+            indent = None if arguments.watch is not None else 2
+            return Picture(json.dumps(explanation.as_json(), indent=indent), notes_of(content))
+        return Picture(explanation.text(), notes_of(content))
+
+    return show_format(shown, arguments)

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gigaslice.core.errors import ConfigError
 from gigaslice.runtime import settings
-from gigaslice.runtime.command_line.command import OK, report
+from gigaslice.runtime.command_line.watch import Picture, add_watch, show
 
 if TYPE_CHECKING:
     from gigaslice.cluster_commands.cluster import ClusterContent, Target
 
-__all__ = ["add_format", "add_target", "as_text", "cluster_target", "tell_notes"]
+__all__ = [
+    "add_cluster_watch",
+    "add_format",
+    "add_target",
+    "as_text",
+    "cluster_target",
+    "notes_of",
+    "show_format",
+]
+
+_WATCH_SECONDS = "5"  # everything is read anew each time
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -43,13 +55,32 @@ def add_format(parser: argparse.ArgumentParser, *more: str) -> None:
     )  # fmt: skip
 
 
-def as_text(document: object, form: str) -> str:
-    """DOCUMENT as FORM, json or yaml."""
+def add_cluster_watch(parser: argparse.ArgumentParser) -> None:
+    """Adds --watch, at an interval that an API server is asked at."""
+    add_watch(parser, _WATCH_SECONDS)
+
+
+def as_text(document: object, form: str, *, one_of_many: bool = False) -> str:
+    """DOCUMENT as FORM, json or yaml. ONE_OF_MANY: on one line, or as a document that others follow."""
     if form == "json":
-        return json.dumps(document, indent=2)
+        return json.dumps(document, indent=None if one_of_many else 2)
     import yaml
 
-    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)).rstrip("\n")
+    text = str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, explicit_start=one_of_many))
+    return text.rstrip("\n")
+
+
+def show_format(picture: Callable[[], Picture], arguments: argparse.Namespace) -> int:
+    """Shows PICTURE once, or as ARGUMENTS' --watch says; the exit code.
+
+    Raises:
+        ConfigError: It is a format that cannot be watched.
+    """
+    if arguments.watch is not None and arguments.format == "svg":
+        raise ConfigError(
+            ["--watch and -o svg: pictures do not follow each other in one file; leave one of them out"]
+        )
+    return show(picture, arguments.watch, documents=arguments.format not in ("table", "wide", "text"))
 
 
 def cluster_target(arguments: argparse.Namespace) -> Target:
@@ -63,6 +94,6 @@ def cluster_target(arguments: argparse.Namespace) -> Target:
     return cluster.target(arguments.kubeconfig, arguments.context, arguments.server, settings.environment())
 
 
-def tell_notes(content: ClusterContent) -> None:
-    """Prints what is missing in the answer on standard error."""
-    report(OK, *(f"note: {note}" for note in content.notes))
+def notes_of(content: ClusterContent) -> tuple[str, ...]:
+    """What is missing in the answer, as lines."""
+    return tuple(f"note: {note}" for note in content.notes)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from gigaslice.cluster_commands.target_flags import (
+    add_cluster_watch,
     add_format,
     add_target,
     as_text,
     cluster_target,
-    tell_notes,
+    notes_of,
+    show_format,
 )
 from gigaslice.core.text import plain
-from gigaslice.runtime.command_line.command import OK
+from gigaslice.runtime.command_line.watch import Picture
+
+if TYPE_CHECKING:
+    from gigaslice.core.views.totals import NamespaceTotals
 
 HELP = "show which namespaces and pods hold how much GPU memory in the cluster"
 DESCRIPTION = "What pods hold, not what they use: gigaslice status and the metrics show that."
@@ -30,31 +36,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--namespace", "-n", metavar="NS", default="", help="only this namespace")
     add_format(parser)
+    add_cluster_watch(parser)
     add_target(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the table."""
     where = cluster_target(arguments)
-    from gigaslice.cluster_commands import cluster, cluster_tables
-    from gigaslice.core.views.as_json import totals_document
+    from gigaslice.cluster_commands import cluster
     from gigaslice.core.views.collect import picture
     from gigaslice.core.views.totals import totals
 
-    content = cluster.with_client(where, cluster.read_cluster)
-    tell_notes(content)
-    spaces = totals(picture(content.state, names=content.names))
-    spaces = [space for space in spaces if arguments.namespace in ("", space.namespace)]
-    pods = arguments.what == "pods"
-    if arguments.format in ("json", "yaml"):
-        print(as_text(totals_document(spaces), arguments.format))
-    elif arguments.format == "name":
-        for space in spaces:
+    def shown() -> Picture:
+        content = cluster.content_of(where)
+        spaces = totals(picture(content.state, names=content.names))
+        spaces = [space for space in spaces if arguments.namespace in ("", space.namespace)]
+        return Picture(_text(spaces, arguments), notes_of(content))
+
+    return show_format(shown, arguments)
+
+
+def _text(spaces: list[NamespaceTotals], arguments: argparse.Namespace) -> str:
+    from gigaslice.cluster_commands import cluster_tables
+    from gigaslice.core.views.as_json import totals_document
+
+    pods, form = arguments.what == "pods", arguments.format
+    if form in ("json", "yaml"):
+        return as_text(totals_document(spaces), form, one_of_many=arguments.watch is not None)
+    if form == "name":
+        names = [
+            name
+            for space in spaces
             for name in (
                 [f"pod/{pod.pod}" for pod in space.pods] if pods else [f"namespace/{space.namespace}"]
-            ):
-                print(plain(name))
-    else:
-        table = cluster_tables.pods_table if pods else cluster_tables.namespaces_table
-        print(table(spaces, wide=arguments.format == "wide"))
-    return OK
+            )
+        ]
+        return "\n".join(map(plain, names))
+    table = cluster_tables.pods_table if pods else cluster_tables.namespaces_table
+    return table(spaces, wide=form == "wide")

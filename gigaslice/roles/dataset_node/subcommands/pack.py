@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import signal
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +13,8 @@ from gigaslice.core.errors import ConfigError
 from gigaslice.core.text import plain
 from gigaslice.core.units import format_bytes
 from gigaslice.runtime import settings
-from gigaslice.runtime.bar import Bar
 from gigaslice.runtime.command_line.command import OK, report
+from gigaslice.runtime.progress import Progress
 
 if TYPE_CHECKING:
     from gigaslice.core.dataset.pack_manifest import PackManifest
@@ -29,8 +27,6 @@ DESCRIPTION = (
     "is only read. Credentials are those of the usual variables (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, "
     "AZURE_STORAGE_KEY), or files of a directory."
 )
-
-_TOLD_SECONDS = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,19 +83,19 @@ def run(arguments: argparse.Namespace) -> int:
     source, pack = _locations(arguments)
     if arguments.check:
         source_of, where = (source, pack) if pack is not None else (None, source)
-        with _ended_by_signal(), _Bar(arguments.quiet) as bar:
-            checked = check_pack(where, source_of, bar.show)
+        with _ended_by_signal(), Progress("reading the list of files", quiet=arguments.quiet) as progress:
+            checked = check_pack(where, source_of, _shown_by(progress))
         print(f"{where}: {_summary(checked)}: as it should be")
         return OK
     assert pack is not None
     notes: list[str] = []
-    with _ended_by_signal(), _Bar(arguments.quiet) as bar:
+    with _ended_by_signal(), Progress("reading the list of files", quiet=arguments.quiet) as progress:
         manifest = make_pack(
             source,
             pack,
             force=arguments.force,
             scratch=_scratch(arguments),
-            progress=bar.show,
+            progress=_shown_by(progress),
             note=notes.append,
             making=None if _scratch_is_named(arguments) or isinstance(pack, Path) else _tell_scratch,
         )
@@ -182,28 +178,10 @@ def _ended_by_signal() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class _Bar(Bar):
-    """The bar, with what is done of how many bytes; where there is no terminal, a line a minute."""
+def _shown_by(progress: Progress) -> Callable[[str, int, int], None]:
+    """What is told what is done (read, hashed, uploaded or checked), how many bytes of it, and of how many."""
 
-    def __init__(self, quiet: bool) -> None:
-        super().__init__(quiet=quiet)
-        self._quiet = quiet
-        self._what = ""
-        self._begin = self._told = time.monotonic()
-        self._from = 0
+    def show(what: str, done: int, total: int) -> None:
+        progress.show(what, done, total, form=format_bytes, rate=True, even=True)
 
-    def __enter__(self) -> _Bar:
-        return self
-
-    def show(self, what: str, done: int, total: int) -> None:
-        """Redraws the line. WHAT: read, hashed, uploaded or checked."""
-        now = time.monotonic()
-        if what != self._what:
-            self._what, self._begin, self._from = what, now, done
-        speed = int((done - self._from) / max(now - self._begin, 0.001))
-        text = f"{what} {format_bytes(done)} of {format_bytes(total)}, {format_bytes(speed)}/s"
-        if self.shown:
-            self.draw(done / total if total else 1.0, text, last=done >= total)
-        elif not self._quiet and now - self._told >= _TOLD_SECONDS:
-            self._told = now
-            print(f"gigaslice: {text}", file=sys.stderr, flush=True)
+    return show

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from gigaslice.runtime.command_line.command import OK
+from gigaslice.runtime.command_line.watch import Picture, add_watch, show
 
 HELP = "the datasets of this node: where they are from, how large, who uses them, how far they are"
 DESCRIPTION = "Asks the dataset service of this node, on the socket in its state directory."
@@ -18,12 +18,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--state-dir", metavar="DIR", default="/var/lib/gigaslice-dataset", help="of the service"
     )
     parser.add_argument("--json", action="store_true", help="everything there is, for programs")
+    add_watch(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what the service says."""
     from gigaslice.roles.dataset_node.subcommands import service_requests
 
-    listing = service_requests.listed(Path(arguments.state_dir))
-    print(json.dumps(listing, indent=2) if arguments.json else service_requests.as_lines(listing))
-    return OK
+    def picture() -> Picture:
+        listing = service_requests.listed(Path(arguments.state_dir))
+        if arguments.json:
+            return Picture(json.dumps(listing, indent=None if arguments.watch is not None else 2))
+        return Picture(service_requests.as_lines(listing))
+
+    return show(picture, arguments.watch, documents=arguments.json)

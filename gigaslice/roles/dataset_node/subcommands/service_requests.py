@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +13,9 @@ from gigaslice.core.errors import ConfigError, ControlError, MissingError
 from gigaslice.core.text import plain
 from gigaslice.core.units import format_bytes
 from gigaslice.roles.dataset_node.control import CONTROL_SOCKET
-from gigaslice.runtime.bar import Bar
+from gigaslice.runtime.command_line.command import OK, report
 from gigaslice.runtime.local_protocol import ask, conversation
+from gigaslice.runtime.progress import Progress
 from gigaslice.runtime.table import Column, as_table
 
 __all__ = ["age", "as_lines", "evict", "listed", "wait"]
@@ -23,6 +23,7 @@ __all__ = ["age", "as_lines", "evict", "listed", "wait"]
 _SECRET = "DATASET_SECRET_"
 _SERVER = "dataset service"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_NUMBERS = re.compile(r"[0-9]+ % of .*")  # of a text of the service: what changes while a step goes on
 _RETRY_SECONDS, _LONGEST_RETRY = 2.0, 60.0
 
 
@@ -121,7 +122,7 @@ def wait(path: Path, volume: str, environment: Mapping[str, str]) -> str:
         try:
             return _waited(path, request)
         except _AgainError as error:
-            sys.stderr.write(f"gigaslice: {plain(str(error))}; tried again in {pause:g} s\n")
+            report(OK, f"{error}; tried again in {pause:g} s")
         time.sleep(pause)
         pause = min(pause * 2, _LONGEST_RETRY)
 
@@ -131,9 +132,8 @@ class _AgainError(Exception):
 
 
 def _waited(path: Path, request: dict[str, Any]) -> str:
-    printed = ""
     try:
-        with Bar() as bar:
+        with Progress("asking the dataset service") as progress:
             for answer in conversation(path, _SERVER, request):
                 if answer.get("ready") is True:
                     return str(answer["path"])
@@ -141,11 +141,9 @@ def _waited(path: Path, request: dict[str, Any]) -> str:
                     if answer.get("retry") is True:
                         raise _AgainError(str(answer["error"]))
                     raise ControlError(plain(str(answer["error"])))
-                text = plain(str(answer.get("progress", "")))
-                bar.draw(float(answer.get("share", 0.0)), text)
-                if not bar.shown and text.partition(" (")[0] != printed:
-                    printed = text.partition(" (")[0]
-                    sys.stderr.write(f"gigaslice: {text}\n")
+                text = str(answer.get("progress", ""))
+                share = float(answer.get("share", 0.0))
+                progress.show(text, share, 1.0, phase=_NUMBERS.sub("", text))
     except MissingError as error:  # it is started anew, or has not been started yet
         raise _AgainError(str(error)) from error
     raise _AgainError("the dataset service has ended")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from urllib.parse import parse_qs, urlsplit
 
@@ -13,6 +14,8 @@ from gigaslice.cluster_commands.cluster import target
 from gigaslice.core.cluster.state import NodeFacts
 from gigaslice.core.errors import ConfigError
 from gigaslice.core.model import AnnotationRights, Occupant, Pod, PodContainer, Share
+from gigaslice.runtime import progress
+from gigaslice.runtime.command_line import watch
 from gigaslice_cli.frame import main
 from tests.fakes.clusters import bound, container, facts, inventory_gpu, pod, uuid
 from tests.fakes.kubeapi import ApiServer, Fault, node_document
@@ -267,6 +270,78 @@ def test_a_server_that_is_not_there(capsys):
         url = gone.url
     assert main(["nodes", "--server", url]) == 1
     assert "127.0.0.1" in capsys.readouterr().err
+
+
+@pytest.fixture
+def between(monkeypatch):
+    """What happens between one picture and the next; after the last of it somebody interrupts."""
+    steps = []
+
+    def sleep(_seconds):
+        if not steps:
+            raise KeyboardInterrupt
+        steps.pop(0)()
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    return steps
+
+
+@pytest.mark.parametrize("words", ["nodes node-a", "top", "explain pod pod-waits -n team"])
+def test_watching_goes_on_when_the_api_server_does_not(api, capsys, between, words):
+    between += [
+        lambda: api.faults.append(Fault("GET", "/api/v1/nodes", 503, count=2)),
+        lambda: None,
+        lambda: None,
+    ]
+    code, out, err = run(api, capsys, *words.split(), "--watch")
+    assert code == 0
+    once = run(api, capsys, *words.split())[1]
+    assert out == once * 2 and api.asked("GET", "/api/v1/nodes") == 5
+    (line,) = err.splitlines()
+    assert line.startswith(f"gigaslice {words.split()[0]}: error: ") and "503" in line
+
+
+def test_watching_ends_at_once_where_nothing_was_seen(api, capsys, between):
+    api.faults.append(Fault("GET", "/api/v1/nodes", 403))
+    code, out, err = run(api, capsys, "nodes", "--watch")
+    assert (code, out) == (1, "") and "needs get and list of nodes" in err
+    assert run(api, capsys, "nodes", "no-such", "--watch")[0] == 1
+
+
+@pytest.mark.parametrize("words", ["nodes", "top pods"])
+def test_what_is_watched_can_be_read_by_programs(api, capsys, between, words):
+    between.append(lambda: put_pod(api, bound("u3", "node-b", (0, 16))))
+    _, out, _ = run(api, capsys, *words.split(), "-o", "json", "-w")
+    before, after = map(json.loads, out.splitlines())
+    assert before != after and "pod-u3" in json.dumps(after)
+    _, out, _ = run(api, capsys, *words.split(), "-o", "yaml", "-w")
+    assert list(yaml.safe_load_all(out)) == [after]
+
+
+def test_a_picture_is_not_watched(api, capsys):
+    code, out, err = run(api, capsys, "nodes", "-o", "svg", "--watch")
+    assert (code, out) == (2, "") and "leave one of them out" in err
+
+
+def test_what_is_wrong_with_a_gpu_has_a_colour(api, capsys, monkeypatch):
+    plain = run(api, capsys, "nodes")[1]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    painted = run(api, capsys, "nodes")[1]
+    assert "\x1b[31mcordoned\x1b[0m" in painted and "\x1b[1mNODE\x1b[0m" in painted
+    assert re.sub(r"\x1b\[[0-9]*m", "", painted) == plain
+    assert "\x1b" not in run(api, capsys, "nodes", "-o", "json")[1]
+
+
+def test_a_cluster_that_is_slow_to_be_read_shows_how_far_it_is(api, capsys, monkeypatch):
+    monkeypatch.setattr(progress.Progress, "_run", lambda self: None)
+    said = []
+    monkeypatch.setattr(
+        progress.Progress, "show", lambda self, text, done=0, *_, **__: said.append((text, done))
+    )
+    api.store.page_size = 1
+    run(api, capsys, "nodes")
+    assert said == [("reading the cluster:", number) for number in range(1, len(said) + 1)] and len(said) == 6
 
 
 def kubeconfig(path, **contexts):

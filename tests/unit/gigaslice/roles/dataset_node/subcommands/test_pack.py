@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,38 +76,37 @@ def test_mistakes(
     assert len(err.splitlines()) == 1
 
 
-def test_the_bar_is_for_terminals(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_what_is_shown_while_it_packs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gigaslice.roles.dataset_node.subcommands import pack
-
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with pack._Bar(quiet=False) as bar:
-        bar.show("packed", 512, 1024)  # too soon after the beginning
-        bar.show("packed", 1024, 1024)
-    with pack._Bar(quiet=True) as bar:
-        bar.show("packed", 1024, 1024)
-    lines = capsys.readouterr().err.split("\r")
-    assert [line for line in lines if "%" in line] == [
-        line for line in lines if "100% packed 1 KiB of 1 KiB" in line
-    ]
-    assert len(lines) == 3
-
-
-def test_without_a_terminal_there_is_a_line_a_minute(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from gigaslice.roles.dataset_node.subcommands import pack
+    from gigaslice.roles.dataset_node import packing
+    from gigaslice.runtime import progress
 
     now = [100.0]
-    monkeypatch.setattr(pack.time, "monotonic", lambda: now[0])
-    for quiet in (False, True):
-        with pack._Bar(quiet) as bar:
-            for seconds in range(0, 200, 10):
-                now[0] = 100.0 + seconds
-                bar.show("read", seconds << 20, 1 << 30)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"gigaslice: read {mib} MiB of 1 GiB, 1 MiB/s" for mib in (60, 120, 180)]
+    monkeypatch.setattr(progress.Progress, "_run", lambda self: None)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    made = packing.make_pack(source, tmp_path / "made")
+
+    def slow(*_: object, progress: Callable[[str, int, int], None], **__: object) -> object:
+        for seconds in range(30):
+            now[0] = 100.0 + seconds
+            progress("read", seconds << 20, 1 << 30)
+            tick()
+        return made
+
+    def tick() -> None:
+        if progress._Shown.progress is not None:
+            progress._Shown.progress.tick()
+
+    monkeypatch.setattr(packing, "make_pack", slow)
+    assert run(capsys, "pack", str(source), str(tmp_path / "quiet"), "--quiet")[2] == ""
+    now[0] = 100.0
+    code, _, err = run(capsys, "pack", str(source), str(tmp_path / "pack"))
+    assert code == 0
+    assert err.splitlines() == [
+        "gigaslice dataset pack: read 2 MiB of 1 GiB, 1 MiB/s, 2 s",
+        "gigaslice dataset pack: read 12 MiB of 1 GiB, 1 MiB/s, 12 s",
+    ]
 
 
 def test_a_signal_is_as_an_interrupt_while_it_packs(
