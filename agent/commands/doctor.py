@@ -11,7 +11,7 @@ from gigaslice.cluster_commands.target_flags import cluster_target
 from gigaslice.core.model.gpu import CORES_PER_GPU
 from gigaslice.role_settings import SETTINGS_DESCRIPTION, from_command_line
 from gigaslice.runtime.command_line.command import FAILED, OK
-from gigaslice.runtime.progress import Progress
+from gigaslice.runtime.progress import StepProgress
 from gigaslice.runtime.settings import add_flags
 from vcuda.finding import coloured
 
@@ -78,6 +78,6 @@ def _namespaces(arguments: argparse.Namespace) -> Iterator[Finding]:
     async def read(client: KubeClient) -> dict[str, namespace_labels.Needs]:
         return await namespace_labels.read_needs(client, arguments.free_cores)
 
-    with Progress("reading pods and Namespaces"):
+    with StepProgress("reading pods and Namespaces"):
         needs = cluster.with_client(where, read)
     yield from namespace_labels.as_findings(needs)

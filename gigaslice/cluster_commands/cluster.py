@@ -36,7 +36,7 @@ from gigaslice.kubeapi.cluster_objects import (
 )
 from gigaslice.kubeapi.kubeconfig import kubeconfig_files, read_kubeconfig
 from gigaslice.role_settings import kubernetes_service
-from gigaslice.runtime.progress import Progress
+from gigaslice.runtime.progress import StepProgress
 
 __all__ = [
     "ClusterContent",
@@ -135,7 +135,7 @@ def content_of(
     where: Target, rights: AnnotationRights | None = None, *, selector: str = ""
 ) -> ClusterContent:
     """Reads all of the cluster WHERE, as `read_cluster` does, and shows how far that is where it takes long."""
-    with Progress("reading the cluster") as progress:
+    with StepProgress("reading the cluster") as progress:
 
         async def read(client: KubeClient) -> ClusterContent:
             return await read_cluster(client, rights, selector=selector, progress=progress)
@@ -157,7 +157,7 @@ async def read_cluster(
     rights: AnnotationRights | None = None,
     *,
     selector: str = "",
-    progress: Progress | None = None,
+    progress: StepProgress | None = None,
 ) -> ClusterContent:
     """Reads all of it. Raises ApiFailure where not even nodes may be read.
 
@@ -180,7 +180,7 @@ async def read_cluster(
 class _Reading:
     """The lists that are read at the same time, and how many objects there were by now."""
 
-    def __init__(self, client: KubeClient, progress: Progress | None) -> None:
+    def __init__(self, client: KubeClient, progress: StepProgress | None) -> None:
         self._client = client
         self._progress = progress
         self._objects = 0

@@ -17,7 +17,7 @@ from gigaslice.core.errors import ConfigError
 from gigaslice.core.model import AnnotationRights, annotation_rights
 from gigaslice.runtime import settings
 from gigaslice.runtime.command_line.watch import Picture
-from gigaslice.runtime.progress import Progress
+from gigaslice.runtime.progress import StepProgress
 
 if TYPE_CHECKING:
     from gigaslice.cluster_commands.cluster import ClusterContent
@@ -59,14 +59,14 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError([f'environment {_RIGHTS} "{rights_text}": {error}']) from None
 
-    async def read(client: KubeClient, progress: Progress) -> tuple[Pod | None, ClusterContent, str]:
+    async def read(client: KubeClient, progress: StepProgress) -> tuple[Pod | None, ClusterContent, str]:
         content = await cluster.read_cluster(client, rights, progress=progress)
         pod = await cluster.read_pod(client, namespace, arguments.name)
         missing = "" if pod else await cluster.no_such_pod(client, content, namespace, arguments.name)
         return pod, content, missing
 
     def shown() -> Picture:
-        with Progress("reading the cluster") as progress:
+        with StepProgress("reading the cluster") as progress:
             pod, content, missing = cluster.with_client(where, lambda client: read(client, progress))
             if pod is None:
                 return Picture("", notes_of(content), (missing,))

@@ -22,7 +22,7 @@ from gigaslice.core.text import plain
 from gigaslice.runtime.command_line.command import speaker
 from gigaslice.runtime.terminal import terminal
 
-__all__ = ["Phase", "Progress", "bar_line", "each", "phase_text"]
+__all__ = ["Phase", "StepProgress", "bar_line", "each", "phase_text"]
 
 T = TypeVar("T")
 
@@ -39,7 +39,8 @@ class Phase:
     """A part of a step, as far as it is. done, total: in any unit; total 0: not known. since: of the clock.
 
     name: what tells it from another phase. form: how an amount is written; None: the text says it, and the amount only
-    moves the bar. even: its parts take about the same time each, so the rest can be estimated.
+    moves the bar. even: its parts take about the same time each, so the rest can be estimated. timed: whether it is
+    told for how long it goes on, where the rest is not.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Phase:
     form: Callable[[int], str] | None = None
     rate: bool = False
     even: bool = False
+    timed: bool = True
 
     @property
     def share(self) -> float | None:
@@ -71,7 +73,7 @@ def phase_text(phase: Phase, now: float) -> str:
     left = _left(phase, seconds, speed)
     if left is not None:
         words.append(f"{_span(left)} left")
-    elif seconds >= 1 and not (phase.form is None and phase.total):
+    elif seconds >= 1 and phase.timed:
         words.append(_span(seconds))
     return ", ".join(filter(None, words))
 
@@ -85,7 +87,7 @@ def bar_line(share: float | None, text: str, columns: int) -> str:
     return (bar + plain(text))[: max(0, room)]
 
 
-class Progress:
+class StepProgress:
     """Shows the progress of a step. Use it as a context manager, one at a time: within another one it shows nothing."""
 
     def __init__(
@@ -114,7 +116,7 @@ class Progress:
         self._thread: threading.Thread | None = None
         self._outputs: tuple[TextIO, TextIO] | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> StepProgress:
         if self._quiet or _Shown.progress is not None:
             self._quiet = True
             return self
@@ -145,6 +147,7 @@ class Progress:
         form: Callable[[int], str] | None = None,
         rate: bool = False,
         even: bool = False,
+        timed: bool = True,
         phase: str = "",
     ) -> None:
         """Says what is done now, and how far it is: see Phase. A new PHASE, without one a new TEXT, begins anew."""
@@ -153,7 +156,7 @@ class Progress:
             before = self._phase
             same = name == before.name
             since, begun_at = (before.since, before.begun_at) if same else (now, done)
-            self._phase = Phase(name, text, since, done, total, begun_at, form, rate, even)
+            self._phase = Phase(name, text, since, done, total, begun_at, form, rate, even, timed)
 
     def clear(self) -> None:
         """Takes the line away, so that another can be printed."""
@@ -214,24 +217,25 @@ def each(
     """
     of = total or (len(items) if isinstance(items, Sized) else 0)
     with contextlib.ExitStack() as stack:
-        progress = _Shown.progress or stack.enter_context(Progress(name=name))
+        progress = _Shown.progress or stack.enter_context(StepProgress(name=name))
         for number, item in enumerate(items, 1):
             words, phase = (text, text) if isinstance(text, str) else (f"{text(item)},", str(number))
-            progress.show(words, number, of, form=str, even=even, phase=phase)
+            words += f" {number} of {of}" if of else f" {number}"
+            progress.show(words, number - 1, of, even=even, phase=phase)
             yield item
 
 
 class _Shown:
     """The progress that is shown now, and whether what was printed last ends in the middle of a line."""
 
-    progress: Progress | None = None
+    progress: StepProgress | None = None
     inside_a_line = False
 
 
 class _Above:
     """Standard output or standard error while a line is drawn: what is written goes above that line."""
 
-    def __init__(self, stream: Any, progress: Progress) -> None:
+    def __init__(self, stream: Any, progress: StepProgress) -> None:
         self._stream, self._progress = stream, progress
         self._on_screen = terminal(stream).live
 

@@ -14,7 +14,7 @@ from gigaslice.core.text import plain
 from gigaslice.core.units import format_bytes
 from gigaslice.runtime import settings
 from gigaslice.runtime.command_line.command import OK, report
-from gigaslice.runtime.progress import Progress
+from gigaslice.runtime.progress import StepProgress
 
 if TYPE_CHECKING:
     from gigaslice.core.dataset.pack_manifest import PackManifest
@@ -83,13 +83,13 @@ def run(arguments: argparse.Namespace) -> int:
     source, pack = _locations(arguments)
     if arguments.check:
         source_of, where = (source, pack) if pack is not None else (None, source)
-        with _ended_by_signal(), Progress("reading the list of files", quiet=arguments.quiet) as progress:
+        with _ended_by_signal(), StepProgress("reading the list of files", quiet=arguments.quiet) as progress:
             checked = check_pack(where, source_of, _shown_by(progress))
         print(f"{where}: {_summary(checked)}: as it should be")
         return OK
     assert pack is not None
     notes: list[str] = []
-    with _ended_by_signal(), Progress("reading the list of files", quiet=arguments.quiet) as progress:
+    with _ended_by_signal(), StepProgress("reading the list of files", quiet=arguments.quiet) as progress:
         manifest = make_pack(
             source,
             pack,
@@ -178,7 +178,7 @@ def _ended_by_signal() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _shown_by(progress: Progress) -> Callable[[str, int, int], None]:
+def _shown_by(progress: StepProgress) -> Callable[[str, int, int], None]:
     """What is told what is done (read, hashed, uploaded or checked), how many bytes of it, and of how many."""
 
     def show(what: str, done: int, total: int) -> None:

@@ -14,7 +14,7 @@ from gigaslice.core.dataset.request import VolumeRequest, parse_attributes
 from gigaslice.core.errors import ConfigError, GigasliceError
 from gigaslice.core.kube.json_text import read_json
 from gigaslice.roles.dataset_node.subcommands.prefetch_nodes import ChosenNodes, NodeChoice, choose_nodes
-from gigaslice.runtime.progress import Progress
+from gigaslice.runtime.progress import StepProgress
 
 __all__ = ["chosen", "judgements", "volume_of"]
 
@@ -33,7 +33,7 @@ def volume_of(name: str, options: str) -> tuple[dict[str, str], VolumeRequest]:
 
 def chosen(where: Target, namespace: str, request: VolumeRequest, choice: NodeChoice) -> ChosenNodes:
     """The nodes that CHOICE stands for now. Raises GigasliceError."""
-    with Progress("asking the cluster which nodes there are"):
+    with StepProgress("asking the cluster which nodes there are"):
         nodes: ChosenNodes = with_client(
             where, lambda client: choose_nodes(client, namespace, request, choice)
         )

@@ -15,7 +15,7 @@ from gigaslice.core.units import format_bytes
 from gigaslice.roles.dataset_node.control import CONTROL_SOCKET
 from gigaslice.runtime.command_line.command import OK, report
 from gigaslice.runtime.local_protocol import ask, conversation
-from gigaslice.runtime.progress import Progress
+from gigaslice.runtime.progress import StepProgress
 from gigaslice.runtime.table import Column, as_table
 
 __all__ = ["age", "as_lines", "evict", "listed", "wait"]
@@ -133,7 +133,7 @@ class _AgainError(Exception):
 
 def _waited(path: Path, request: dict[str, Any]) -> str:
     try:
-        with Progress("asking the dataset service") as progress:
+        with StepProgress("asking the dataset service") as progress:
             for answer in conversation(path, _SERVER, request):
                 if answer.get("ready") is True:
                     return str(answer["path"])
@@ -143,7 +143,7 @@ def _waited(path: Path, request: dict[str, Any]) -> str:
                     raise ControlError(plain(str(answer["error"])))
                 text = str(answer.get("progress", ""))
                 share = float(answer.get("share", 0.0))
-                progress.show(text, share, 1.0, phase=_NUMBERS.sub("", text))
+                progress.show(text, share, 1.0, timed=False, phase=_NUMBERS.sub("", text))
     except MissingError as error:  # it is started anew, or has not been started yet
         raise _AgainError(str(error)) from error
     raise _AgainError("the dataset service has ended")

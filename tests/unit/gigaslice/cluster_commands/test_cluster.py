@@ -334,10 +334,10 @@ def test_what_is_wrong_with_a_gpu_has_a_colour(api, capsys, monkeypatch):
 
 
 def test_a_cluster_that_is_slow_to_be_read_shows_how_far_it_is(api, capsys, monkeypatch):
-    monkeypatch.setattr(progress.Progress, "_run", lambda self: None)
+    monkeypatch.setattr(progress.StepProgress, "_run", lambda self: None)
     said = []
     monkeypatch.setattr(
-        progress.Progress, "show", lambda self, text, done=0, *_, **__: said.append((text, done))
+        progress.StepProgress, "show", lambda self, text, done=0, *_, **__: said.append((text, done))
     )
     api.store.page_size = 1
     run(api, capsys, "nodes")

@@ -1,4 +1,4 @@
-"""Progress: what is said how often, on a terminal and without one."""
+"""StepProgress: what is said how often, on a terminal and without one."""
 
 import io
 import os
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gigaslice.core.units import format_bytes
 from gigaslice.runtime import progress as module
 from gigaslice.runtime.command_line.command import speak_as
-from gigaslice.runtime.progress import Phase, Progress, bar_line, each, phase_text
+from gigaslice.runtime.progress import Phase, StepProgress, bar_line, each, phase_text
 
 MIB = 1 << 20
 
@@ -27,7 +27,7 @@ class Screen(io.StringIO):
 @pytest.fixture
 def clock(monkeypatch):
     """The time, which the test moves; no thread draws by itself."""
-    monkeypatch.setattr(Progress, "_run", lambda self: None)
+    monkeypatch.setattr(StepProgress, "_run", lambda self: None)
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -35,7 +35,7 @@ def clock(monkeypatch):
 
 
 def shown(clock, **options):
-    return Progress("reading", clock=lambda: clock[0], **options)
+    return StepProgress("reading", clock=lambda: clock[0], **options)
 
 
 @pytest.mark.parametrize("phase, text", [
@@ -48,7 +48,8 @@ def shown(clock, **options):
     (Phase("", "hashed", 0, 200 * MIB, 400 * MIB, 100 * MIB, format_bytes, True, True),
      "hashed 200 MiB of 400 MiB, 10 MiB/s, 20 s left"),
     (Phase("", "", 0, 3, 18, 0, str), "3 of 18, 10 s"),
-    (Phase("", "fetching 5 % of 1 GiB", 0, 0.05, 1.0), "fetching 5 % of 1 GiB"),
+    (Phase("", "fetching 5 % of 1 GiB", 0, 0.05, 1.0, timed=False), "fetching 5 % of 1 GiB"),
+    (Phase("", "pairs 3 of 12", 0, 2, 12, 0, even=True), "pairs 3 of 12, 50 s left"),
 ])  # fmt: skip
 def test_what_is_said_of_a_phase(phase, text):
     assert phase_text(phase, 10.0) == text
@@ -162,14 +163,14 @@ def test_quiet_and_within_another_one_nothing_is_shown(clock, monkeypatch, quiet
 def test_a_loop_shows_which_item_it_is_at(clock, monkeypatch, outer):
     said = []
     monkeypatch.setattr(
-        Progress, "show", lambda self, text, done, total, **more: said.append((text, done, total))
+        StepProgress, "show", lambda self, text, done, total, **more: said.append((text, done, total))
     )
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with shown(clock, quiet=not outer):
         assert list(each("ab", "letters")) == ["a", "b"]
         assert list(each(iter([5]), lambda item: f"number {item}", total=9)) == [5]
         assert (module._Shown.progress is not None) is outer
-    assert said == [("letters", 1, 2), ("letters", 2, 2), ("number 5,", 1, 9)]
+    assert said == [("letters 1 of 2", 0, 2), ("letters 2 of 2", 1, 2), ("number 5, 1 of 9", 0, 9)]
     for _ in each(range(3), "a loop that is left"):
         break
     assert module._Shown.progress is None
@@ -186,8 +187,8 @@ def test_a_stream_that_is_gone_ends_no_step(clock, monkeypatch):
 
 SLEEPER = """
 import os, sys, time
-from gigaslice.runtime.progress import Progress
-with Progress("waiting for it"):
+from gigaslice.runtime.progress import StepProgress
+with StepProgress("waiting for it"):
     if os.fork() == 0:
         print("the child", type(sys.stdout).__name__, flush=True)
         time.sleep(1.5)

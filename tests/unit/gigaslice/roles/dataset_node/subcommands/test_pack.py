@@ -83,7 +83,7 @@ def test_what_is_shown_while_it_packs(
     from gigaslice.runtime import progress
 
     now = [100.0]
-    monkeypatch.setattr(progress.Progress, "_run", lambda self: None)
+    monkeypatch.setattr(progress.StepProgress, "_run", lambda self: None)
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     made = packing.make_pack(source, tmp_path / "made")
 
