@@ -77,13 +77,13 @@ licences: $(VENV)  ## whether each file has a licence (REUSE)
 	$(BIN)/reuse lint --lines
 
 model-quick: $(VENV)  ## the small configurations of the ledger's model, where spin is installed
-	$(PY) tests/model/run.py quick
+	$(PY) -m tests.model.run quick
 
 model: $(VENV)  ## all of them, and the mutations that must be found; takes long and up to 8 GiB
-	$(PY) tests/model/run.py all --write
+	$(PY) -m tests.model.run all --write
 
-bench: all fakedriver  ## the figures of docs/benchmarks.md
-	PYTHON=$(CURDIR)/$(PY) tests/bench/run
+bench: all fakedriver  ## the figures of docs/benchmarks.md (PART=driver, …: some of them)
+	CC="$(CC)" CUDA_INCLUDE="$(CUDA_INCLUDE)" $(PY) -m tests.bench $(PART)
 
 test-runtimes: all fakedriver native-clients  ## NVIDIA's CUDA runtimes 11.7 to 13.5 from the package index; writes docs/runtimes.md
 	$(PY) -m tests.native.runtimes

@@ -32,12 +32,17 @@ NATIVE_SOURCES := $(wildcard native/*.c $(addprefix native/,$(addsuffix /*.c,bas
 NATIVE_OBJECTS := $(patsubst native/%,%.o,$(NATIVE_SOURCES))
 NATIVE_ROOT_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/*.c))
 
+# The place of the file $(1) in the list $(2), "12/83", by which one sees how far a build is; empty for a file that is not in
+# it. The list is cut off at the file, and what is left of it counted.
+space := $(subst x, ,x)
+place = $(if $(filter $(1),$(2)),$(words x $(subst |, ,$(firstword $(subst |$(1)|,| ,|$(subst $(space),|,$(2))|))))/$(words $(2)))
+
 # Every file is made under another name: what is there is whole, however a build was ended.
 # $(1) flavour, $(2) extra compiler flags, $(3) directory, $(4) suffix pattern
 define native_rule
 $(BUILD)/native/$(1)/$(3)%.c.o: native/$(3)%.c | $(VENV)
 	@mkdir -p $$(@D)
-	@echo "  CC  $$@"
+	@echo "  CC  $$(call place,$$@,$(addprefix $(BUILD)/native/$(1)/,$(NATIVE_OBJECTS)))  $$@"
 	$$(Q)$$(CC) $$(NATIVE_CFLAGS) $(2) $$(NATIVE_I_$(4)) -MT $$@ -MF $$(@:.o=.d) -c $$< -o $$@.new && mv $$@.new $$@
 endef
 define native_flavour
@@ -45,11 +50,11 @@ $(foreach dir,base shm table hooks cuda nvml,$(call native_rule,$(1),$(2),$(dir)
 )
 $(BUILD)/native/$(1)/hooks/%.S.o: native/hooks/%.S
 	@mkdir -p $$(@D)
-	@echo "  CC  $$@"
+	@echo "  CC  $$(call place,$$@,$(addprefix $(BUILD)/native/$(1)/,$(NATIVE_OBJECTS)))  $$@"
 	$$(Q)$$(CC) -fPIC -c $$< -o $$@.new && mv $$@.new $$@
 $(addprefix $(BUILD)/native/$(1)/,$(NATIVE_ROOT_OBJECTS)): $(BUILD)/native/$(1)/%.c.o: native/%.c | $(VENV)
 	@mkdir -p $$(@D)
-	@echo "  CC  $$@"
+	@echo "  CC  $$(call place,$$@,$(addprefix $(BUILD)/native/$(1)/,$(NATIVE_OBJECTS)))  $$@"
 	$$(Q)$$(CC) $$(NATIVE_CFLAGS) $(2) $$(if $$(filter init,$$*),$$(NATIVE_I_root),$$(NATIVE_I_settings)) -MT $$@ -MF $$(@:.o=.d) -c $$< -o $$@.new && mv $$@.new $$@
 $(BUILD)/native/$(1)/libvcuda.so: $(addprefix $(BUILD)/native/$(1)/,$(NATIVE_OBJECTS)) native/exports.map
 	@echo "  LD  $$@"
@@ -87,7 +92,7 @@ NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native
 define native_tests
 $(BUILD)/native/$(1)/tests/%.c.o: tests/native/%.c
 	@mkdir -p $$(@D)
-	@echo "  CC  $$@"
+	@echo "  CC  $$(call place,$$@,$(patsubst tests/native/%,$(BUILD)/native/$(1)/tests/%.o,$(NATIVE_TEST_SOURCES)))  $$@"
 	$$(Q)$$(CC) $$(NATIVE_CFLAGS) $(2) -pthread $$(NATIVE_I_cuda) -Inative -Itests/native -MT $$@ -MF $$(@:.o=.d) -c $$< -o $$@.new && mv $$@.new $$@
 $(BUILD)/native/$(1)/run_tests: $(patsubst tests/native/%,$(BUILD)/native/$(1)/tests/%.o,$(NATIVE_TEST_SOURCES)) \
     $(addprefix $(BUILD)/native/$(1)/,$(NATIVE_TEST_OBJECTS))
@@ -127,16 +132,16 @@ native-clients: $(CLIENTS)  ## build the programs that tests run under the libra
 
 $(BUILD)/native/clients/client: tests/native/clients/client.c tests/native/clients/reach.c tests/native/clients/reach.h | $(VENV)
 	@mkdir -p $(@D)
-	@echo "  LD  $@"
+	@echo "  LD  $(call place,$@,$(CLIENTS))  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -pthread -o $@.new $(filter %.c,$^) -ldl && mv $@.new $@
 $(BUILD)/native/clients/vmm-race: tests/native/clients/vmm_race.c $(BUILD)/fakedriver/libcuda.so | $(VENV)
 	@mkdir -p $(@D)
-	@echo "  LD  $@"
+	@echo "  LD  $(call place,$@,$(CLIENTS))  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -pthread -o $@.new $< -L$(BUILD)/fakedriver -lcuda && mv $@.new $@
 $(BUILD)/native/clients/client-linked: tests/native/clients/client.c tests/native/clients/reach.c tests/native/clients/reach.h \
     $(BUILD)/fakedriver/libcuda.so | $(VENV)
 	@mkdir -p $(@D)
-	@echo "  LD  $@"
+	@echo "  LD  $(call place,$@,$(CLIENTS))  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) -DLINKED $(NATIVE_HEADERS) -pthread -o $@.new $(filter %.c,$^) -L$(BUILD)/fakedriver -lcuda -ldl && mv $@.new $@
 $(BUILD)/native/clients/work: tests/native/clients/work.c tests/native/clients/work.def | $(VENV)
 	@mkdir -p $(@D)
@@ -148,32 +153,32 @@ $(BUILD)/native/clients/work-linked: tests/native/clients/work.c tests/native/cl
 	$(Q)$(CC) $(CLIENT_CFLAGS) -DLINKED $(NATIVE_HEADERS) -o $@.new $< -L$(BUILD)/fakedriver -lcuda -ldl && mv $@.new $@
 $(BUILD)/native/clients/streams: tests/native/clients/streams.c | $(VENV)
 	@mkdir -p $(@D)
-	@echo "  LD  $@"
+	@echo "  LD  $(call place,$@,$(CLIENTS))  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -pthread -o $@.new $< -ldl && mv $@.new $@
 $(BUILD)/native/clients/ways-asan $(BUILD)/native/clients/ways-asan-static $(BUILD)/native/clients/ways-tsan: tests/native/clients/ways.c tests/native/clients/ways.h | $(VENV)
 	@mkdir -p $(@D)
-	@echo "  LD  $@"
+	@echo "  LD  $(call place,$@,$(CLIENTS))  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -fsanitize=$(if $(findstring asan,$@),address,thread) $(if $(findstring static,$@),-static-libasan) -pthread -o $@.new $< -ldl && mv $@.new $@
 # With the driver's place in the file, as a set-user-ID program has no LD_LIBRARY_PATH.
 $(BUILD)/native/clients/ways: tests/native/clients/ways.c tests/native/clients/ways.h | $(VENV)
 	@mkdir -p $(@D)
-	@echo "  LD  $@"
+	@echo "  LD  $(call place,$@,$(CLIENTS))  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -pthread -Wl,--disable-new-dtags,-rpath,$(abspath $(BUILD))/fakedriver -o $@.new $< -ldl && mv $@.new $@
 $(BUILD)/native/clients/plugin.so $(BUILD)/native/clients/plugin-linked.so $(BUILD)/native/clients/plugin-constructor.so: \
     $(BUILD)/native/clients/%.so: tests/native/clients/plugin.c tests/native/clients/ways.h $(BUILD)/fakedriver/libcuda.so | $(VENV)
 	@mkdir -p $(@D)
-	@echo "  LD  $@"
+	@echo "  LD  $(call place,$@,$(CLIENTS))  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) $(if $(findstring linked,$*),-DLINKED)$(if $(findstring constructor,$*),-DCONSTRUCTOR) \
 	  $(NATIVE_HEADERS) -fPIC -shared -o $@.new $< $(if $(findstring linked,$*),-L$(BUILD)/fakedriver -lcuda) -ldl && mv $@.new $@
 $(BUILD)/native/clients/docker_allowed.h: tests/native/clients/docker_allowed.txt
 	@mkdir -p $(@D)
 	@tr -s ' ' '\n' < $< | sed 's/.*/#ifdef SYS_&\nSYS_&,\n#endif/' > $@.new && mv $@.new $@
 $(BUILD)/native/clients/sandbox: tests/native/clients/sandbox.c $(BUILD)/native/clients/docker_allowed.h
-	@echo "  LD  $@"
+	@echo "  LD  $(call place,$@,$(CLIENTS))  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) -I$(@D) -o $@.new $< && mv $@.new $@
 $(BUILD)/native/clients/footprint: tests/native/clients/footprint.c
 	@mkdir -p $(@D)
-	@echo "  LD  $@"
+	@echo "  LD  $(call place,$@,$(CLIENTS))  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) -pthread -o $@.new $< -ldl && mv $@.new $@
 # As a program may be linked: .so as the system does it, with everything sealed after start, with nothing.
 DYNLINK_table := -DBY_TABLE
@@ -181,15 +186,15 @@ DYNLINK_sealed := -Wl,-z,relro,-z,now
 DYNLINK_open := -Wl,-z,norelro
 $(BUILD)/native/clients/dynlink-%.so: tests/native/clients/dynlink.c
 	@mkdir -p $(@D)
-	@echo "  LD  $@"
+	@echo "  LD  $(call place,$@,$(CLIENTS))  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) $(DYNLINK_$*) -fPIC -shared -o $@.new $< -ldl && mv $@.new $@
 $(BUILD)/native/clients/dynlink-main: tests/native/clients/dynlink.c
 	@mkdir -p $(@D)
-	@echo "  LD  $@"
+	@echo "  LD  $(call place,$@,$(CLIENTS))  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) -DMAIN -rdynamic -o $@.new $< -ldl && mv $@.new $@
 $(BUILD)/native/clients/dynlink-user: tests/native/clients/dynlink_user.c $(BUILD)/native/clients/dynlink.so
 	@mkdir -p $(@D)
-	@echo "  LD  $@"
+	@echo "  LD  $(call place,$@,$(CLIENTS))  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) -o $@.new $^ -Wl,-rpath,$(abspath $(BUILD))/native/clients && mv $@.new $@
 # A second copy of the driver, as the cuda-compat packages bring one.
 $(BUILD)/native/clients/second/libcuda.so.1: $(BUILD)/fakedriver/libcuda.so
@@ -197,11 +202,11 @@ $(BUILD)/native/clients/second/libcuda.so.1: $(BUILD)/fakedriver/libcuda.so
 	@cp $< $@.new && mv $@.new $@
 $(BUILD)/native/clients/%.so: tests/native/clients/%.c | $(VENV)
 	@mkdir -p $(@D)
-	@echo "  LD  $@"
+	@echo "  LD  $(call place,$@,$(CLIENTS))  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -fPIC -shared -o $@.new $< -ldl && mv $@.new $@
 $(BUILD)/native/clients/%: tests/native/clients/%.c | $(VENV)
 	@mkdir -p $(@D)
-	@echo "  LD  $@"
+	@echo "  LD  $(call place,$@,$(CLIENTS))  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -o $@.new $< -ldl && mv $@.new $@
 
 include $(dir $(lastword $(filter %native.mk,$(MAKEFILE_LIST))))cross.mk

@@ -26,6 +26,8 @@ else:  # pip has had it for long
 from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name
 
+from gigaslice.runtime.progress import each
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 PYTHON = "3.12"  # of the Dockerfile's BASE_IMAGE
@@ -97,7 +99,12 @@ def chosen(requirements: Iterable[str], architecture: str) -> dict[str, tuple[st
 
 def written(name: str, requirements: Iterable[str]) -> str:
     """The text of a lock file. Raises ValueError when the architectures do not have the same versions."""
-    answers = [chosen(requirements, architecture) for architecture in ARCHITECTURES]
+    answers = [
+        chosen(requirements, architecture)
+        for architecture in each(
+            ARCHITECTURES, lambda one: f"{name}: asking for packages of {one}", name="lock"
+        )
+    ]
     what = {"runtime.txt": "What the roles import", "build.txt": "What its wheel is compiled with"}[name]
     lines = [_HEAD.format(what=what, python=PYTHON, architectures=" and ".join(ARCHITECTURES))]
     for package in sorted({one for answer in answers for one in answer}):

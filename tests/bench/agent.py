@@ -55,6 +55,7 @@ from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec, Runtime
 from tests.fakes.kubelet.podresources import RateLimit
 from tests.fakes.nodes import device_allocator
 from tests.fakes.served import gpu_memory
+from tests.steps import each, step
 
 ROOT = Path(__file__).resolve().parents[2]
 RESOURCE = "gigaslice.io/vgpu-memory"
@@ -104,7 +105,7 @@ def measure_code(directory: Path) -> tuple[list[float], list[float]]:
     free = [device_id for gpu in source.gpus for device_id in gpu_device_ids(gpu)]
     held = list[tuple[str, ...]]()
     rng, preferred, allocate = random.Random(2), list[float](), list[float]()
-    for size, _ in zip(load(), range(ROUNDS), strict=False):
+    for size, _ in zip(load(), each(range(ROUNDS), "decisions in the agent", even=True), strict=False):
         while held and (len(free) < 200 or len(held) > 40):
             free += held.pop(rng.randrange(len(held)))
         begin = time.perf_counter()
@@ -158,7 +159,9 @@ def measure_pods(directory: Path) -> list[float]:
 
     async def story() -> None:
         nonlocal free
-        for number, size in zip(range(ROUNDS), load(), strict=False):
+        for number, size in zip(
+            each(range(ROUNDS), "pods with annotations", even=True), load(), strict=False
+        ):
             while held and (len(free) < 200 or len(held) > 40):
                 name, device_ids = held.pop(rng.randrange(len(held)))
                 free += device_ids
@@ -244,7 +247,7 @@ def measure_calls(prefer: Call, allocate: Call, idle: Call, listed: Call, device
     """The same over the socket. Pauses now and then, so that the agent releases what was given back."""
     rng, found = random.Random(2), Calls()
     free, held = list(device_ids), list[list[str]]()
-    for size, number in zip(load(), range(ROUNDS), strict=False):
+    for size, number in zip(load(), each(range(ROUNDS), "calls over the socket", even=True), strict=False):
         if number % 10 == 9:
             time.sleep(0.5)
         while held and (len(free) < 200 or len(held) > 40):
@@ -302,10 +305,11 @@ def _cpu(processes: list[psutil.Process]) -> float:
 
 def measure_idle(front: psutil.Process) -> tuple[int, int, float]:
     """Bytes of front and agent at first and at last, and the processor's share of 45 seconds with three scrapes."""
-    time.sleep(15)  # what the pods' start has set off comes to rest
+    with step("waiting until the agent rests, 15 s"):
+        time.sleep(15)  # what the pods' start has set off comes to rest
     processes = [front, *front.children()]
     first, cpu, begin = _memory(processes), _cpu(processes), time.monotonic()
-    for _ in range(3):
+    for _ in each(range(3), "memory and CPU over 15 s", even=True):
         time.sleep(15)
         with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=30) as answer:
             assert b"gigaslice_container_memory_limit_bytes" in answer.read()
@@ -365,11 +369,11 @@ def main() -> None:
                     stream.cancel()
             starts = [started]
             kubelet.wait_allocatable(RESOURCE, 0)  # else they are bound by what the node said last, and fail
-            for number in range(PODS):
+            for number in each(range(PODS), "creating pods"):
                 kubelet.create_pod(PodSpec(f"c{number}", (ContainerSpec("c0", {RESOURCE: 8 + number % 20}),)))
             with running(command, kubelet) as (agent, again):
                 starts.append(again)
-                for pod in kubelet.pods:
+                for pod in each(kubelet.pods, "waiting for pods"):
                     pod.wait("Running", 60)
                 resting, busy, cores = measure_idle(psutil.Process(agent.pid))
     for label, values in (

@@ -31,6 +31,7 @@ from agent.kubelet.pb import dra_v1_pb2 as api
 from gigaslice.core.claims.names import device_name
 from tests.bench.agent import GIB, GPUS, ROOT, inventory, percentile
 from tests.fakes.kubeapi import NODE, ApiServer, pod_document
+from tests.steps import each
 
 CLAIMS, ROUNDS, PORT = 100, 300, 39446
 PREPARE = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"
@@ -152,13 +153,13 @@ def measure_claims(directory: Path) -> tuple[list[float], list[float], list[floa
                 request_serializer=api.NodeUnprepareResourcesRequest.SerializeToString,
                 response_deserializer=api.NodeUnprepareResourcesResponse.FromString,
             )
-            for number in range(CLAIMS):
+            for number in each(range(CLAIMS), "preparing claims", even=True):
                 claim = put_claim(kube, number, number % GPUS, 8)
                 answer = prepare(api.NodePrepareResourcesRequest(claims=[claim]), timeout=45)
                 assert not answer.claims[claim.uid].error, answer.claims[claim.uid].error
             size = memory(processes)
             prepared, unprepared, read = [], [], []
-            for number in range(CLAIMS, CLAIMS + ROUNDS):
+            for number in each(range(CLAIMS, CLAIMS + ROUNDS), "rounds of claims", even=True):
                 claim = put_claim(kube, number, number % GPUS, 8)
                 time.sleep(0.05)  # the watch shows the pod, as it does while a pod is scheduled
                 begun = time.perf_counter()
@@ -189,7 +190,7 @@ def measure_plugins(directory: Path) -> int:
         socket = wait_for(directory / "kubelet" / "device-plugins" / "gigaslice.io_vgpu-memory.sock")
         with grpc.insecure_channel(f"unix:{socket}") as channel:
             stub = plugin_rpc.DevicePluginStub(channel)
-            for number in range(CLAIMS):
+            for number in each(range(CLAIMS), "allocations by device plugins", even=True):
                 gpu, first = number % GPUS, number // GPUS * 8
                 ids = [f"{uuid_of(gpu)}/{slice_number}" for slice_number in range(first, first + 8)]
                 stub.Allocate(

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from tests.bench.driver import MACHINE, Side, gpu_uuid, hooked_env
 from tests.fakedriver.env import driver_env
+from tests.steps import each
 
 CROWDS = (1, 2, 8)
 OPERATIONS = 20000
@@ -54,7 +55,7 @@ def main() -> None:
     )
     for column in table.columns:
         column.justify = "right"
-    for crowd in CROWDS:
+    for crowd in each(CROWDS, lambda crowd: f"{crowd} processes at once"):
         with tempfile.TemporaryDirectory(prefix="gigaslice-bench-") as scratch:
             quota = Path(scratch) / "quota"
             quota.mkdir()

@@ -29,6 +29,7 @@ from gigaslice.core.dataset.image import plan
 from tests.bench.dataset_image import as_image, listed, make_source
 from tests.bench.dataset_reading import in_turns, make_ext4, mounted, shuffled
 from tests.bench.scratch import load, own_mounts, scratch, spread
+from tests.steps import each
 
 Times = tuple[float, float, float, float]
 """Wall and CPU seconds on the image, and on ext4."""
@@ -124,7 +125,7 @@ def measure(base: Path, reading: Reading, pairs: int, spinning: int) -> None:
 
     first: dict[int, list[Times]] = {0: [], spinning: []}
     later: dict[int, list[Times]] = {0: [], spinning: []}
-    for number in range(pairs):
+    for number in each(range(pairs), f"rounds of {reading.label()}", even=True):
         parts = reading.parts(names, number)
         for children in sorted(first, reverse=bool(number % 2)):
             with mounted(image, ext4, base) as (image_root, ext4_root):

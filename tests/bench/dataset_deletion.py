@@ -32,6 +32,7 @@ from gigaslice.roles.dataset_node.store import (
 from tests.bench.dataset_image import as_image, listed, make_source, removed
 from tests.bench.scratch import load, own_mounts, percentile, scratch, spread
 from tests.fakes.mounts import MemoryMounts
+from tests.steps import each
 
 _SIZE = 16_384
 _SMALL, _LARGE = "1" * 64, "2" * 64
@@ -123,7 +124,7 @@ def measure(at: Path, store: DatasetStore, files: int, pairs: int) -> None:
         removed(copy)
         trees.append(time.perf_counter() - began)
 
-    for _ in range(pairs):
+    for _ in each(range(pairs), "pairs of deletions", even=True):
         fetched(store, _LARGE, many)
         shutil.copytree(many, copy)
         os.sync()

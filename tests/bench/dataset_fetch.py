@@ -28,6 +28,7 @@ from gigaslice.roles.dataset_node.packing.make import make_pack
 from gigaslice.roles.dataset_node.sources.opening import OpenedSource, open_source
 from gigaslice.roles.dataset_node.sources.posix import PosixSource
 from gigaslice.roles.dataset_node.sources.protocol import DataSource
+from tests import steps
 from tests.bench.scratch import load, scratch, spread
 from tests.bench.svg import columns
 from tests.fakes.dataset_layout import PartFiles
@@ -42,7 +43,7 @@ _LISTINGS = 9
 
 def make_tree(root: Path, files: int) -> None:
     """Files that no disk compresses."""
-    for index in range(files):
+    for index in steps.each(range(files), "making files", even=True):
         path = root / f"{index // 1000:03}" / f"{index:06}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(os.urandom(SIZE))
@@ -132,7 +133,7 @@ def measure(base: Path, cases: dict[str, Callable[[], DataSource]], pairs: int) 
     """Seconds of the plain copies, and wall and CPU seconds of each case, pair by pair."""
     plain: list[float] = []
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
-    for _ in range(pairs):
+    for _ in steps.each(range(pairs), "pairs of plain copies and fetches", even=True):
         plain.append(plain_copy(base / "bucket/set", base / "copy", DELAY))
         shutil.rmtree(base / "copy")
         for name, source in cases.items():
@@ -203,7 +204,7 @@ def print_objects(endpoint: str, base: Path, plain: list[float], files: int) -> 
         return asyncio.run(open_source(spec, secret, mounts=None, local_addresses=True))
 
     found = []
-    for _ in plain:
+    for _ in steps.each(plain, "fetches from S3", even=True):
         where = base / "part"
         where.mkdir()
         found.append(fetched(opened(), where))

@@ -27,6 +27,7 @@ from gigaslice.roles.dataset_node.fetching.fetch_limits import FetchLimits
 from gigaslice.roles.dataset_node.sources.posix import PosixSource
 from gigaslice.roles.dataset_node.store import PartialImage, digest_of
 from tests.bench.scratch import scratch
+from tests.steps import each
 
 _PER_DIRECTORY = 500
 
@@ -42,7 +43,7 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 def make_source(root: Path, files: int, size: int) -> None:
     """FILES files of SIZE random bytes, each another, in directories of 500."""
     block = os.urandom(size + files)
-    for number in range(files):
+    for number in each(range(files), "making files", even=True):
         if number % _PER_DIRECTORY == 0:
             directory = root / f"class{number // _PER_DIRECTORY:05d}"
             directory.mkdir(parents=True)
@@ -134,7 +135,7 @@ def _measure(at: Path, files: int, size: int, rounds: int) -> None:
     source = at / "source"
     make_source(source, files, size)
     steps: dict[str, list[tuple[float, float]]] = {}
-    for _ in range(rounds):
+    for _ in each(range(rounds), "rounds", even=True):
         made = plan(listed(source))
         for name, work in _round(at, source, made).items():
             steps.setdefault(name, []).append(timed(work))

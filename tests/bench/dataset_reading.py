@@ -27,6 +27,7 @@ from typing import TypeVar
 
 from gigaslice.core.dataset.image import plan
 from gigaslice.roles.dataset_node.mounts.linux import LinuxMounts
+from tests import steps
 from tests.bench.dataset_fetch import DELAY, SIZE, make_tree
 from tests.bench.dataset_image import as_image, listed
 from tests.bench.scratch import load, own_mounts, scratch, spread
@@ -145,7 +146,7 @@ def epochs(base: Path, source: Path, names: Sequence[str], number: int) -> None:
     head = "| an epoch | pairs | image µs a file | directory µs a file | ratio | range | ratio of CPU time | range |"
     print(f"{head}\n| --- |{' ---: |' * 3} ---: | --- | ---: | --- |")
     first = []
-    for seed in range(max(2, number // 4)):
+    for seed in steps.each(range(max(2, number // 4)), "first epochs", even=True):
         with mounted(image, ext4, base) as (where, other):
             first.append(in_turns(where, other, shuffled(names, seed)))
     row("the first after the mount, ext4", first, len(names))
@@ -154,10 +155,16 @@ def epochs(base: Path, source: Path, names: Sequence[str], number: int) -> None:
             read_all(root, names)
         row(
             "in memory, ext4",
-            [in_turns(where, other, shuffled(names, one)) for one in range(number)],
+            [
+                in_turns(where, other, shuffled(names, one))
+                for one in steps.each(range(number), "epochs in memory", even=True)
+            ],
             len(names),
         )
-        warm = [in_turns(where, source, shuffled(names, one)) for one in range(number)]
+        warm = [
+            in_turns(where, source, shuffled(names, one))
+            for one in steps.each(range(number), "epochs against the machine's own disk", even=True)
+        ]
         row("in memory, the machine's own disk (ext4)", warm, len(names))
 
 
@@ -199,7 +206,7 @@ def against_source(base: Path, source: Path, names: Sequence[str], pairs: int) -
         read_all(where, shuffled(names, 1))
         for workers in _WORKERS:
             both = []
-            for seed in range(pairs):
+            for seed in steps.each(range(pairs), f"epochs with {workers} processes", even=True):
                 order = shuffled(names, seed + 2)
                 both.append((rate(where, order, workers), rate(source, order[:_DIRECT], workers, DELAY)))
             cache, direct = (statistics.median(one[index] for one in both) for index in (0, 1))

@@ -15,6 +15,7 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
+from tests import steps
 from tests.bench.dataset_cluster import Cluster, Policy
 from tests.bench.dataset_workload import Shape, Workload, workload
 from tests.bench.svg import columns
@@ -63,10 +64,12 @@ def simulate(jobs: Workload, policy: Policy) -> Figures:
     )
 
 
-def compare(policies: Mapping[str, Policy], shape: Shape, seeds: int) -> dict[str, list[Figures]]:
+def compare(
+    policies: Mapping[str, Policy], shape: Shape, seeds: int, title: str = "the cluster"
+) -> dict[str, list[Figures]]:
     """The figures of every seed by policy."""
     found: dict[str, list[Figures]] = {name: [] for name in policies}
-    for seed in range(1, seeds + 1):
+    for seed in steps.each(range(1, seeds + 1), f"{title}, seeds", even=True):
         jobs = workload(seed, shape)
         for name, policy in policies.items():
             found[name].append(simulate(jobs, policy))
@@ -120,7 +123,7 @@ def variations_table(shape: Shape, seeds: int) -> str:
     """Some policies on other clusters."""
     lines = [f"| cluster | policy | {HEAD}\n| --- | --- |{' ---: |' * 9}"]
     for title, one in variations(shape):
-        found = compare({name: POLICIES[name] for name in COMPARED}, one, seeds)
+        found = compare({name: POLICIES[name] for name in COMPARED}, one, seeds, title)
         lines += [
             f"| {title} | {name} | {' | '.join(cells(found[name], found['pack']))} |" for name in COMPARED
         ]

@@ -32,6 +32,7 @@ from tests.bench.scratch import load, own_mounts, percentile, scratch, spread
 from tests.fakes.eventually import until
 from tests.fakes.kubelet.csi import CsiPod, CsiVolumeOfPod
 from tests.integration.dataset.service import ServiceNode
+from tests.steps import each
 
 _BATCH = 256
 _PODS = 8
@@ -125,7 +126,7 @@ async def calls(node: SlowNode, name: str, most: int, **attributes: str) -> None
     there = len(node.kubelet.pods) + 1
     first, _ = await node.started("first", **attributes)
     took, disk, before = [], [], node.cpu_seconds()
-    for number in range(most):
+    for number in each(range(most), f"calls, {name}", even=True):
         pod, seconds = await node.started(f"p{number}", **attributes)
         took.append(seconds * 1000)
         node.kubelet.delete(pod)
@@ -141,7 +142,7 @@ async def calls(node: SlowNode, name: str, most: int, **attributes: str) -> None
 
 async def republished(node: SlowNode, source: str, pods: int) -> None:
     """The same for a kubelet that starts again: it publishes every volume once more, all at once."""
-    for number in range(pods):
+    for number in each(range(pods), "pods before the kubelet's restart"):
         await node.started(f"r{number}", source=source)
     node.kubelet.calls.clear()
     await node.kubelet.stop()
@@ -155,7 +156,7 @@ async def republished(node: SlowNode, source: str, pods: int) -> None:
 async def together(node: SlowNode, source: str, size: int, pairs: int) -> None:
     """Eight pods at once against one alone."""
     ratios, bytes_read = [], []
-    for number in range(pairs):
+    for number in each(range(pairs), f"pairs of {_PODS} pods and one", even=True):
         alone, single = await node.started(f"alone{number}", source=source)
         await node.clean(alone)
         before = node.metric("gigaslice_dataset_fetch_bytes_total")
@@ -180,7 +181,7 @@ def first_batch(where: Path) -> float:
 async def batches(node: SlowNode, source: Path, copy: Path, pairs: int) -> None:
     """The first batch, cold and warm."""
     cold, warm, called = [], [], []
-    for number in range(pairs):
+    for number in each(range(pairs), "first batches, cold", even=True):
         shutil.rmtree(copy, ignore_errors=True)
         plain = await asyncio.to_thread(plain_copy, source, copy, DELAY)
         plain += await asyncio.to_thread(first_batch, copy)
@@ -188,7 +189,7 @@ async def batches(node: SlowNode, source: Path, copy: Path, pairs: int) -> None:
         cold.append((plain, seconds + await asyncio.to_thread(first_batch, node.kubelet.target(pod, "data"))))
         if number + 1 < pairs:
             await node.clean(pod)
-    for number in range(_WARM):
+    for number in each(range(_WARM), "first batches, warm", even=True):
         one, seconds = await node.started(f"warm{number}", source=str(source))
         mounted = node.kubelet.target(one, "data")
         pair = [await asyncio.to_thread(first_batch, where) for where in (copy, mounted)]

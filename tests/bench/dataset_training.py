@@ -31,6 +31,7 @@ from pathlib import Path
 
 from gigaslice.core.dataset.image import plan
 from gigaslice.roles.dataset_node.mounts.linux import LinuxMounts
+from tests import steps
 from tests.bench.dataset_fetch import make_tree
 from tests.bench.dataset_image import as_image, listed
 from tests.bench.dataset_reading import read_all
@@ -167,7 +168,10 @@ def main() -> None:
                 "| experiment | waiting share printed | measured | gain printed | measured | range "
                 f"| cached by synthetic | range |\n| --- |{' ---: |' * 4} --- | ---: | --- |"
             )
-            drawn = [measure(one, source, where, names, chosen) for one in EXPERIMENTS]
+            drawn = [
+                measure(one, source, where, names, chosen)
+                for one in steps.each(EXPERIMENTS, lambda one: f"the job of {one.name}")
+            ]
         finally:
             mounts.unmount(where)
     print(f"\n{load()}\n")

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.fakedriver.env import driver_env
+from tests.steps import each, step
 from vcuda import GpuLimit, create_ledger, create_limits, library_path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +84,7 @@ def paired(plain: Side, hooked: Side, command: str, size: int, count: int) -> tu
     """Both sides, and their ratio."""
     sides = (plain, hooked)
     times: tuple[list[float], list[float]] = ([], [])
-    for number in range(ROUNDS):
+    for number in each(range(ROUNDS), f"{command}, rounds", even=True):
         for side in (0, 1) if number % 2 else (1, 0):
             times[side].append(sides[side].time(command, size, count))
     native, ours = map(quartile, times)
@@ -159,7 +160,8 @@ def start_table(env: dict[str, str], hooked: dict[str, str]) -> Table:
     )
     for column in processes.columns[1:]:
         column.justify = "right"
-    native, ours, more, ratio = first_calls(env, hooked, 400)
+    with step("first calls of 400 processes"):
+        native, ours, more, ratio = first_calls(env, hooked, 400)
     processes.add_row(
         *(
             "cuInit + context + first allocation",
@@ -170,12 +172,13 @@ def start_table(env: dict[str, str], hooked: dict[str, str]) -> Table:
         ),
         *("", ""),
     )
-    for label, count, rounds, argv in (
+    cases = (
         ("/bin/true", 1, 1500, ("/bin/true",)),
         ("a process that does that and ends", 1, 400, (str(HARNESS), "first")),
         ("300 of these at once", 300, 9, (str(HARNESS), "first")),
         ("300 that compute for 20 ms besides", 300, 3, (str(HARNESS), "first", "20")),
-    ):
+    )
+    for label, count, rounds, argv in each(cases, lambda case: f"starts of {case[0]}"):
         native, ours, more, ratio, _, _, cpu_more, cpu_ratio = starts(env, hooked, count, rounds, *argv)
         processes.add_row(
             *(label, f"{native:.0f}", f"{ours:.0f}", f"{more:+.0f}", f"{ratio:.2f}"),

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from pathlib import Path
 
+from tests import steps
 from tests.bench.time_slices import Node
 
 NATIVE, SHARED, NONE, OVER = range(4)
@@ -108,7 +109,7 @@ def measure(node: Node, directory: Path, each: str, pairs: int) -> list[float]:
             allocation = node.allocation((4,), physical=1 << 30)
             jobs.append(node.run(PROGRAM, arguments(number, SHARED), allocation))
         with node.controller(rests):
-            for pair in range(pairs):
+            for pair in steps.each(range(pairs), f"kernels of {each}, pairs", even=True):
                 rates = {}
                 for who in (NATIVE, SHARED) if pair % 2 else (SHARED, NATIVE):
                     (rests.set if who == NATIVE else rests.clear)()

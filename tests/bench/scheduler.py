@@ -34,6 +34,7 @@ from gigaslice.core.cluster.names import ASSIGNMENT
 from gigaslice.core.model import Share
 from tests.fakes.kubeapi import ApiServer
 from tests.integration.cluster.simulated_cluster import node, pod
+from tests.steps import each, step
 
 GPUS, SLICES = 8, 80
 _TRACED = 20
@@ -42,9 +43,9 @@ SENDS = ("sendto", "sendmsg", "write", "writev")
 
 def filled(api: ApiServer, nodes: int, pods: int) -> None:
     """Makes the nodes, and the pods bound on them: some GPUs of each are full, some empty."""
-    for number in range(nodes):
+    for number in each(range(nodes), "making nodes"):
         api.create("nodes", node(f"node-{number:04}", gpus=GPUS, slices=SLICES))
-    for number in range(pods):
+    for number in each(range(pods), "making pods", even=True):
         name = f"node-{number % nodes:04}"
         gpu = number // nodes % GPUS
         slices = 4 + number % 7
@@ -68,7 +69,8 @@ async def measure(nodes: int, pods: int, calls: int, folder: Path) -> None:
         )  # fmt: skip
         try:
             async with aiohttp.ClientSession() as session:
-                await until_ready(session, f"http://127.0.0.1:{port}/readyz", service)
+                with step("the scheduler reads them"):
+                    await until_ready(session, f"http://127.0.0.1:{port}/readyz", service)
                 print(f"ready after {perf_counter() - begun:.1f} s with {nodes} nodes and {pods} pods")
                 process = psutil.Process(service.pid)
                 print(f"memory when ready: {process.memory_info().rss >> 20} MiB")
@@ -110,7 +112,7 @@ async def talk(
         taken[verb].append(perf_counter() - begun)
         return orjson.loads(found)
 
-    for number in numbers:
+    for number in each(numbers, "placing pods", even=True):
         one = api.create("pods", pod(f"new-{number}", 8 + 8 * (number % 3)))
         fitting = (await send("filter", {"Pod": one, "Nodes": None, "NodeNames": names}))["NodeNames"]
         best = fitting[0]

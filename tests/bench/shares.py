@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.native.running import CLIENTS, LIBRARY, ROOT
 from tests.native.sharing import LONG, SMALL, SYNCHRONOUS, Stage, Tenant, Work
+from tests.steps import each
 
 PAGE = ROOT / "docs" / "compute.md"
 PLOT = ROOT / "docs" / "compute.svg"
@@ -60,7 +61,7 @@ def measured(case: Case, seconds: float) -> list[float]:
 def rows(seconds: float) -> Iterator[str]:
     """The table, line by line as it is measured."""
     yield f"| containers | per cent of the GPU over {seconds:g} s |\n| --- | --- |\n"
-    for case in CASES:
+    for case in each(CASES, lambda case: case.name):
         got = ", ".join(f"{share:.1f}" for share in measured(case, seconds))
         yield f"| {case.name} | {got} |\n"
 
@@ -97,7 +98,7 @@ def launch_cost(rounds: int = 9, seconds: float = 0.2) -> str:
         shared = plain | {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(tenant.directory)}
         command = [str(CLIENTS / "load"), "stream", "nothing", "0", "0", str(seconds)]
         more = []
-        for _ in range(rounds):
+        for _ in each(range(rounds), "cost of a launch, rounds", even=True):
             took = []
             for env in (plain, shared):
                 done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)

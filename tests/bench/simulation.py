@@ -19,6 +19,7 @@ from pathlib import Path
 from gigaslice.core.model import LinkLevel, NodeState
 from tests.bench.simulation_policies import Chosen, FirstFit, Gigaslice, Hami, NodeSums, Scheduler
 from tests.bench.simulation_traces import TRACES, Job, Trace, trace
+from tests.steps import each
 
 POLICIES: dict[str, Callable[[dict[str, NodeState]], Scheduler]] = {
     "gigaslice": Gigaslice,
@@ -150,25 +151,24 @@ def table(seeds: int, jobs: int, runs: Iterable[tuple[str, float]] = RUNS) -> st
         "| trace | policy | used | wait s | of several GPUs s | worst link | blocked | stuck | queue's makespan h |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for name, sensitive in runs:
-        shown = f"{name}, links matter" if sensitive else name
-        for policy in POLICIES:
-            steady, queue = (
-                [simulate(trace(name, seed, jobs, load, sensitive), policy) for seed in range(1, seeds + 1)]
-                for load in (STEADY, QUEUE)
-            )
-            cells = [
-                shown,
-                policy,
-                f"{statistics.fmean(one.utilisation for one in steady):.1%}",
-                f"{statistics.fmean(one.wait for one in steady):.0f}",
-                f"{statistics.fmean(one.wait_large for one in steady):.0f}",
-                f"{statistics.fmean(one.link for one in steady):.1f}",
-                f"{statistics.fmean(one.blocked for one in steady):.0f}",
-                f"{statistics.fmean(one.stuck for one in steady):.0f}",
-                f"{statistics.fmean(one.makespan for one in queue) / 3600:.2f}",
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
+    rows = [(name, sensitive, policy) for name, sensitive in runs for policy in POLICIES]
+    for name, sensitive, policy in each(rows, lambda row: f"{row[0]} under {row[2]}"):
+        steady, queue = (
+            [simulate(trace(name, seed, jobs, load, sensitive), policy) for seed in range(1, seeds + 1)]
+            for load in (STEADY, QUEUE)
+        )
+        cells = [
+            f"{name}, links matter" if sensitive else name,
+            policy,
+            f"{statistics.fmean(one.utilisation for one in steady):.1%}",
+            f"{statistics.fmean(one.wait for one in steady):.0f}",
+            f"{statistics.fmean(one.wait_large for one in steady):.0f}",
+            f"{statistics.fmean(one.link for one in steady):.1f}",
+            f"{statistics.fmean(one.blocked for one in steady):.0f}",
+            f"{statistics.fmean(one.stuck for one in steady):.0f}",
+            f"{statistics.fmean(one.makespan for one in queue) / 3600:.2f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

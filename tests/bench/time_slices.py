@@ -32,6 +32,7 @@ from tests.bench.svg import bars
 from tests.fakedriver.env import driver_env
 from tests.fakes.gpus import make_gpu
 from tests.fakes.nodes import of_tokens
+from tests.steps import step
 
 GIB, MIB = 1 << 30, 1 << 20
 MACHINE = """paging: {paging}
@@ -232,11 +233,13 @@ def main() -> None:
     figures: list[tuple[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="gigaslice-time-slices-") as scratch:
         node = Node(Path(scratch))
-        alone = one_by_one(node, [16, 16], kernels)
+        with step("two jobs, one after the other"):
+            alone = one_by_one(node, [16, 16], kernels)
         figures.append(("one after the other", alone))
-        passed, done = together(node, [16, 16], kernels, limit=max(10.0, alone / 2))
+        with step("both together, managed memory alone"):
+            passed, done = together(node, [16, 16], kernels, limit=max(10.0, alone / 2))
         figures.append(("together, managed memory alone", passed * 2 * kernels / done))
-        with node.manager():
+        with node.manager(), step("both together, with time slices"):
             figures.append(("together, with time slices", together(node, [16, 16], kernels)[0]))
     for label, seconds in figures:
         print(f"{label:32} {seconds:8.1f} s {seconds / alone:6.2f}")

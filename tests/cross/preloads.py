@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.cross.libc import write_page
 from tests.native.running import CLIENTS, LIBRARY, ROOT, Place
 from tests.nvidia_smi.packages import Archive
+from tests.steps import each, step
 
 SUITES = (
     "bullseye",
@@ -58,9 +59,12 @@ class Preload:
 
 def fetch(directory: Path) -> list[Preload]:
     """Those of PRELOADS that the archive has and that this system's C library can load."""
-    archive = Archive(directory, SUITES, "main", "amd64")
+    with step("reading the lists of Debian's archive"):
+        archive = Archive(directory, SUITES, "main", "amd64")
     found = []
-    for package, pattern in PRELOADS.items():
+    for package, pattern in each(
+        PRELOADS.items(), lambda preload: f"fetching {preload[0]}", total=len(PRELOADS)
+    ):
         listing = subprocess.run(
             ["apt-cache", *archive.options, "madison", package], capture_output=True, text=True, check=False
         ).stdout
@@ -118,7 +122,10 @@ def main() -> int:
     if not preloads:
         sys.exit("test-preloads: nothing in the Debian archive of /etc/apt: see apt-get's messages")
     with tempfile.TemporaryDirectory() as scratch:
-        results = {preload.name: list(mistakes(preload, Path(scratch))) for preload in preloads}
+        results = {
+            preload.name: list(mistakes(preload, Path(scratch)))
+            for preload in each(preloads, lambda preload: f"programs beside {preload.name}")
+        }
     write_page(
         "preloads.md",
         [

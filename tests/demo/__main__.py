@@ -62,6 +62,7 @@ def tell(arguments: argparse.Namespace) -> int:
         report = Report(quiet=arguments.repeat > 1)
         begun = time.monotonic()
         once(report, arguments, number)
+        report.close()
         passed += report.passed
         failed += report.failed
         if arguments.repeat > 1:

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gigaslice.core.units import format_bytes
 from tests.demo.clients import OUT_OF_MEMORY, Client, DemoError
 from tests.demo.datasets import FILES, run_act
 from tests.demo.machine import Sizes, nvml_gpus, plan
-from tests.demo.report import GIB, Report, size
+from tests.demo.report import GIB, Report
 from tests.demo.stage import RESOURCE, Stage
 from tests.fakes.kubelet import Pod
 
@@ -67,6 +68,7 @@ class Story:
     def datasets(self) -> None:
         """A dataset is fetched once and mounted into two pods."""
         self.report.title("A dataset on the node")
+        self.report.step(f"{FILES} files: copied one by one, fetched, mounted into two pods, deleted")
         try:
             found = run_act(self.stage.directory / "dataset")
         except subprocess.SubprocessError as error:
@@ -117,7 +119,10 @@ class Story:
         """The node advertises its memory by the gigabyte."""
         report, machine = self.report, self.stage.machine
         report.title("The node")
-        rows = [(index, c.name, c.uuid, size(c.total), size(c.free)) for index, c in enumerate(machine.gpus)]
+        rows = [
+            (index, c.name, c.uuid, format_bytes(c.total), format_bytes(c.free))
+            for index, c in enumerate(machine.gpus)
+        ]
         report.table("GPUs", ("", "name", "UUID", ">memory", ">free"), rows)
         offered = self.stage.kubelet.allocatable()[RESOURCE]
         slices = machine.slices
@@ -158,7 +163,7 @@ class Story:
             _, total = program.info()
             agree = program.total() == total == limit
             report.claim(
-                f"pod {name}: CUDA shows a GPU of {slices} GiB", agree, f"cuMemGetInfo {size(total)}"
+                f"pod {name}: CUDA shows a GPU of {slices} GiB", agree, f"cuMemGetInfo {format_bytes(total)}"
             )
             over = program.alloc(limit + 1)
             report.claim(
@@ -166,18 +171,26 @@ class Story:
             )
             self.settle()
             code, got = self.fill(program, program.info()[0])
-            report.claim(f"pod {name}: all that is free is given", code == 0, size(got))
+            report.claim(f"pod {name}: all that is free is given", code == 0, format_bytes(got))
             left, _ = program.info()
-            report.claim(f"pod {name}: nothing is left", self.near(left, 0), f"free {size(left)}")
+            report.claim(f"pod {name}: nothing is left", self.near(left, 0), f"free {format_bytes(left)}")
             more = program.alloc(left + 1)
             report.claim(f"pod {name}: then one byte more is refused", more == OUT_OF_MEMORY, f"error {more}")
-            rows.append((name, f"{slices} GiB", size(total), size(got), "refused" if more else "given"))
+            rows.append(
+                (
+                    name,
+                    f"{slices} GiB",
+                    format_bytes(total),
+                    format_bytes(got),
+                    "refused" if more else "given",
+                )
+            )
         columns = ("pod", ">asked for", ">GPU seen", ">allocated at once", "one byte more")
         launch = self.pods["b"].container().launch
         if launch is not None and "VCUDA_MEMORY_LIMIT" in launch.env:
             text = "pod b's own VCUDA_MEMORY_LIMIT=1000GiB changes nothing of that"
             total = self.programs["b"].total()
-            report.claim(text, total == self.sizes.second * GIB, size(total))
+            report.claim(text, total == self.sizes.second * GIB, format_bytes(total))
         report.table("What the programs got", columns, rows)
         used = {c.uuid: c.total - c.free for c in nvml_gpus(self.stage.tool_env())}
         before = {c.uuid: c.total - c.free for c in self.stage.machine.gpus}
@@ -186,8 +199,8 @@ class Story:
             (self.sizes.first + self.sizes.second) * GIB if gpu == self.uuid("b") else self.sizes.first * GIB
         )
         seen = used[gpu] - before[gpu]
-        text = f"the GPU itself holds no more for them than both limits, {size(both)}"
-        report.claim(text, seen <= both + self.slack, f"{size(seen)} in use on the GPU")
+        text = f"the GPU itself holds no more for them than both limits, {format_bytes(both)}"
+        report.claim(text, seen <= both + self.slack, f"{format_bytes(seen)} in use on the GPU")
 
     def views(self) -> None:
         """NVML, by three programs, shows the pod's GPU and no other process."""
@@ -199,21 +212,27 @@ class Story:
             view = program.view()
             text = f"pod {name}: NVML shows {slices} GiB, all of it in use"
             full = view.total == limit and self.near(view.used, limit)
-            report.claim(text, full, f"{size(view.used)} of {size(view.total)}")
+            report.claim(text, full, f"{format_bytes(view.used)} of {format_bytes(view.total)}")
             own = (program.pid_inside,)
             report.claim(f"pod {name}: the only process is its own", view.pids == own, f"PIDs {view.pids}")
             script = ASK_PYNVML.format(uuid=self.uuid(name))
             total, used, processes = json.loads(self.stage.run_in(pod, sys.executable, "-c", script))
             same = (total, [pid for pid, _ in processes]) == (view.total, list(view.pids))
             agree = same and self.near(used, view.used)
-            report.claim(f"pod {name}: nvidia-ml-py sees the same", agree, f"{size(used)} of {size(total)}")
+            report.claim(
+                f"pod {name}: nvidia-ml-py sees the same",
+                agree,
+                f"{format_bytes(used)} of {format_bytes(total)}",
+            )
             seen = json.loads(self.stage.run_in(pod, sys.executable, "-m", "gpustat", "--json"))["gpus"]
             gpu = next(g for g in seen if g["uuid"] == self.uuid(name))
             megabytes = (gpu["memory.used"], gpu["memory.total"])
             text = f"pod {name}: gpustat shows {slices * 1024} MiB"
             agree = megabytes[1] == slices * 1024 and self.near(megabytes[0] << 20, limit)
             report.claim(text, agree, "{} / {} MiB".format(*megabytes))
-            rows.append((name, size(view.total), size(view.used), ", ".join(map(str, view.pids))))
+            rows.append(
+                (name, format_bytes(view.total), format_bytes(view.used), ", ".join(map(str, view.pids)))
+            )
         report.table("What NVML shows in the pods", ("pod", ">total", ">used", "PIDs"), rows)
 
     def sharing(self) -> None:
@@ -226,12 +245,16 @@ class Story:
         self.settle()
         part = limit // 4
         before, _ = first.info()
-        report.claim("the second program gets a quarter of the quota", second.alloc(part) == 0, size(part))
+        report.claim(
+            "the second program gets a quarter of the quota", second.alloc(part) == 0, format_bytes(part)
+        )
         after, _ = first.info()
         text = "the first program has exactly that much less"
-        report.claim(text, self.near(before - after, part), f"{size(before)} → {size(after)} free")
+        report.claim(
+            text, self.near(before - after, part), f"{format_bytes(before)} → {format_bytes(after)} free"
+        )
         code, rest = self.fill(first, after)
-        report.claim("the first program gets the rest", code == 0, size(rest))
+        report.claim("the first program gets the rest", code == 0, format_bytes(rest))
         left, _ = first.info()
         for program, name in ((first, "first"), (second, "second")):
             code = program.alloc(left + 1)
@@ -243,7 +266,7 @@ class Story:
         code = second.process.wait(10)
         again = first.alloc(part)
         text = "after kill -9 of the second program its memory is there again at once"
-        report.claim(text, (code, again) == (137, 0), f"exit code {code}, {size(part)} allocated")
+        report.claim(text, (code, again) == (137, 0), f"exit code {code}, {format_bytes(part)} allocated")
         left, _ = first.info()  # what the killed program's context had taken
         code = first.alloc(left + 1)
         report.claim("and not a byte more than the limit", code == OUT_OF_MEMORY, f"error {code}")
@@ -263,7 +286,7 @@ class Story:
             free, total = self.programs[name].info()
             text = f"`vcuda ps` on the node names pod {name}'s process and what it uses"
             found = quota is not None and limit == total and self.near(used, total - free)
-            report.claim(text, found, f"PID {pid}: {size(used)} of {size(limit)}")
+            report.claim(text, found, f"PID {pid}: {format_bytes(used)} of {format_bytes(limit)}")
         known = eventually(lambda: set(self.pods) <= set(self.named()))
         report.claim("and knows the pods by name", known, ", ".join(self.named().values()))
         occupants = str(self.stage.state_dir / "allocations")
@@ -299,12 +322,16 @@ class Story:
             raise DemoError(f"pod d did not start: {pod.message} {[e.message for e in pod.events]}")
         program = self.programs["d"] = self.stage.main_program(pod)
         total = program.total()
-        report.claim(f"and sees a GPU of {slices} GiB", total == slices * GIB, size(total))
+        report.claim(f"and sees a GPU of {slices} GiB", total == slices * GIB, format_bytes(total))
         known = eventually(lambda: "d" in self.named())
         report.claim("and the node knows it by name", known, self.named().get("d", ""))
         free, total = self.programs["a"].info()
         same = total == self.sizes.first * GIB and free < GIB
-        report.claim("pod a noticed nothing of it", same, f"{size(total - free)} of {size(total)} in use")
+        report.claim(
+            "pod a noticed nothing of it",
+            same,
+            f"{format_bytes(total - free)} of {format_bytes(total)} in use",
+        )
 
     def end(self) -> None:
         """Everything ends and nothing is left."""

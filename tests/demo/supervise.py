@@ -17,6 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gigaslice.runtime.terminal import terminal
+
 PARENT = Path("/tmp")  # short: the paths of unix sockets may have 107 bytes
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_CHILD_SUBREAPER = 36
@@ -78,7 +80,10 @@ def supervise(command: Sequence[str]) -> int:
             shutil.rmtree(directory, ignore_errors=True)
         if number == signal.SIGCHLD:
             return child.returncode if child.returncode >= 0 else 128 - child.returncode
-        print("\ninterrupted; everything was taken down", file=sys.stderr)
+        line_taken_away = (
+            "\r\x1b[K" if terminal(sys.stderr).live else ""
+        )  # that the child drew, where it is no more
+        print(f"{line_taken_away}\ninterrupted; everything was taken down", file=sys.stderr)
         return 128 + number
     finally:
         prctl(PR_SET_CHILD_SUBREAPER, 0)

@@ -15,7 +15,7 @@ import pytest
 from tests.demo import __main__ as command
 from tests.demo import stage
 from tests.demo.machine import ROOT, GpuModel, Machine, plan
-from tests.demo.report import GIB, Report, size
+from tests.demo.report import GIB, Report
 from tests.demo.supervise import prefix
 from tests.fakes.kubelet import Runtime
 
@@ -45,14 +45,6 @@ def test_sizes_follow_the_gpu(gpus, first, second, elsewhere, waiting):
     assert dataclasses.astuple(sizes) == (first, second, elsewhere, waiting)
     assert sizes.first + sizes.second <= min(free for _, free in gpus)
     assert sum(dataclasses.astuple(sizes)) == one.slices + 1
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (8 * GIB, "8 GiB"), (8 * GIB - 1, "8.00 GiB"), (100 << 20, "100 MiB"), (1536, "1.50 KiB")],
-)
-def test_sizes_for_people(count, text):
-    assert size(count) == text
 
 
 def test_a_claim_that_does_not_hold_is_counted_and_shown(capsys):

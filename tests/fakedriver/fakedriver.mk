@@ -27,6 +27,11 @@ FAKE_CFLAGS    := -std=c17 -D_GNU_SOURCE -O2 -g -fPIC -Wall -Wextra -Werror -fvi
                   -ftls-model=initial-exec -pthread $(CFLAGS)
 FAKE_LDFLAGS   := -shared -pthread -Wl,-Bsymbolic,-z,defs,-z,now,-z,nodelete $(LDFLAGS)
 
+FAKE_ALL       := $(FAKE_CUDA:%=$(FAKE_OBJECTS)/cuda/%.o) $(sort $(FAKE_NVML:%=$(FAKE_OBJECTS)/nvml/%.o) $(FAKE_CTL:%=$(FAKE_OBJECTS)/nvml/%.o))
+# The place of a file in the build, "12/83": the list is cut off at the file, and what is left of it counted.
+fake_blank     := $(subst x, ,x)
+fake_place      = $(words x $(subst |, ,$(firstword $(subst |$(1)|,| ,|$(subst $(fake_blank),|,$(FAKE_ALL))|))))/$(words $(FAKE_ALL))
+
 .PHONY: fakedriver
 fakedriver: $(FAKE_OUT)/libcuda.so $(FAKE_OUT)/libnvidia-ml.so $(FAKE_OUT)/fakectl  ## build the simulated driver
 
@@ -47,12 +52,12 @@ $(FAKE_OUT)/libcuda.so $(FAKE_OUT)/libnvidia-ml.so: %.so: %.so.1
 
 $(FAKE_OBJECTS)/cuda/%.o: $(FAKEDRIVER)/%.c | $(VENV)
 	@mkdir -p $(@D)
-	@echo "  CC  $@"
+	@echo "  CC  $(call fake_place,$@)  $@"
 	@$(CC) $(FAKE_CFLAGS) -D__CUDA_API_VERSION_INTERNAL -D__CUDA_API_PUSH_VISIBILITY_DEFAULT -I$(CUDA_INCLUDE) -MMD -MP -MT $@ -MF $(@:.o=.d) -c -o $@.new $< && mv $@.new $@
 
 $(FAKE_OBJECTS)/nvml/%.o: $(FAKEDRIVER)/%.c | $(VENV)
 	@mkdir -p $(@D)
-	@echo "  CC  $@"
+	@echo "  CC  $(call fake_place,$@)  $@"
 	@$(CC) $(FAKE_CFLAGS) -DNVML_NO_UNVERSIONED_FUNC_DEFS -I$(NVML_INCLUDE) -MMD -MP -MT $@ -MF $(@:.o=.d) -c -o $@.new $< && mv $@.new $@
 
 -include $(wildcard $(FAKE_OBJECTS)/*/*.d)

@@ -1,6 +1,6 @@
 """Runs the model of the ledger through spin: configurations that must hold, mutations that must be found.
 
-`python tests/model/run.py quick` takes seconds and is part of `make check`; `all` is `make model`, takes minutes, and
+`python -m tests.model.run quick` takes seconds and is part of `make check`; `all` is `make model`, takes minutes, and
 writes docs/proofs/model.md with --write. Without spin it says so and succeeds: the model is a proof to be repeated by
 those who change the ledger, not a thing that a build needs.
 """
@@ -18,6 +18,8 @@ import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.steps import each
 
 MODEL = Path(__file__).resolve().parent / "ledger.pml"
 PAGE = MODEL.parents[2] / "docs" / "proofs" / "model.md"
@@ -268,7 +270,7 @@ def page(rows: dict[str, str]) -> str:
         "# The model of the ledger: last results\n\n"
         f"{version}. What the words mean: [README](README.md), and the beginning of `tests/model/ledger.pml`.\n"
         "Every search was exhaustive: all states that there are, but for cases that end with a find.\n"
-        "`python tests/model/run.py NAME… --write` repeats some, `make model` all.\n\n"
+        "`python -m tests.model.run NAME… --write` repeats some, `make model` all.\n\n"
         f"{textwrap.fill(f'Without a result: {without}.', 120)}\n\n"
         f"{remark[0] if remark else ''}"
         f"## Must hold\n\n{head}\n{holds}\n\n"
@@ -306,7 +308,7 @@ def main() -> int:
         print(skipped(cases_to_run))
         return 0
     rows, wrong = {}, 0
-    for case in cases_to_run:
+    for case in each(cases_to_run, lambda case: case.name):
         with tempfile.TemporaryDirectory() as folder:
             result = explore(case, Path(folder))
         rows[case.name] = row(case, result)

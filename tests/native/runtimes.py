@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.fakedriver.env import write_machine
 from tests.native.check_library import listed_symbols, shared_symbols
 from tests.native.running import CLIENTS, LIBRARY, ROOT, Place, run
+from tests.steps import each
 
 WHEELS = ROOT / "build" / "runtimes"
 REPORT = ROOT / "docs" / "runtimes.md"
@@ -184,9 +185,9 @@ def main() -> int:
     trials: list[Trial] = []
     with tempfile.TemporaryDirectory() as scratch:
         place = machine(Path(scratch))
-        for package, versions in RELEASES.items():
-            for version in versions:
-                trials += try_folder(place, fetch(package, version), version)
+        releases = [(package, version) for package, versions in RELEASES.items() for version in versions]
+        for package, version in each(releases, lambda release: f"runtime {release[1]}"):
+            trials += try_folder(place, fetch(package, version), version)
     REPORT.write_text(report(trials), encoding="utf-8")
     for trial in trials:
         print(f"{trial.name}: {len(trial.lookups)} lookups, {len(trial.mistakes)} mistakes")

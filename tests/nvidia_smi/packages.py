@@ -12,6 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.steps import each, step
+
 SUITES = ("bullseye", "bookworm", "trixie", "sid", "experimental")
 PROGRAMS = ("nvidia-smi", "nvidia-tesla-smi", "nvidia-tesla-535-smi")
 LIBRARIES = ("libnvidia-ml1", "libnvidia-tesla-ml1", "libnvidia-tesla-535-ml1")
@@ -107,10 +109,13 @@ class Archive:
 
 def fetch(directory: Path) -> list[Branch]:
     """Every branch there is, oldest first."""
-    archive = Archive(directory)
+    with step("reading the lists of Debian's archive"):
+        archive = Archive(directory)
     libraries = {upstream.partition(".")[0]: found for upstream, found in archive.versions(LIBRARIES).items()}
     branches = []
-    for upstream, (name, version) in archive.versions(PROGRAMS).items():
+    programs = archive.versions(PROGRAMS)
+    for upstream in each(programs, lambda upstream: f"fetching nvidia-smi {upstream}"):
+        name, version = programs[upstream]
         program = next(archive.unpack(name, version).rglob("lib/nvidia/*/nvidia-smi"))
         beside = libraries.get(upstream.partition(".")[0])
         library = None

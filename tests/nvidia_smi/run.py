@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.fakedriver.env import write_machine
 from tests.native.running import CLIENTS, MIB, ROOT, Client, Place
 from tests.nvidia_smi.packages import Branch, fetch
+from tests.steps import each
 
 PAGE = ROOT / "docs" / "nvidia-smi.md"
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
@@ -164,7 +165,7 @@ def main() -> int:
     if not branches:
         sys.exit("test-nvidia-smi: Debian's archive shows no nvidia-smi: is the network there?")
     rows, chapters, failed = [], [], False
-    for branch in branches:
+    for branch in each(branches, lambda branch: f"nvidia-smi {branch.version}"):
         seen = play(branch, branch.version)
         wrong = mistakes(seen)
         size = "?"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -57,6 +59,52 @@ def build(tmp_path: Path) -> Path:
     interpreter.write_text(INTERPRETER)
     interpreter.chmod(0o755)
     return tmp_path / "build"
+
+
+def test_it_says_how_far_it_is_without_a_terminal_and_with_one(build: Path) -> None:
+    interpreter = build.parent / "python3"
+    slow = INTERPRETER.replace('echo "Collecting', '[ $package = second ] && sleep 2.5; echo "Collecting')
+    interpreter.write_text(slow.replace("Collecting $package (from", "Collecting $package<3,>=1.18 (from"))
+    code, said = make(build)
+    assert code == 0
+    lines = [line for line in said.splitlines() if re.match("venv: package", line)]
+    assert len(lines) == 1 and re.fullmatch(r"venv: package 1, first, [23] s", lines[0])
+    assert "\r" not in said and "\x1b" not in said
+    shutil.rmtree(build)
+    (build.parent / "steps").unlink()
+    code, said = on_a_terminal(build, COLUMNS="22")
+    assert code == 0 and "\r\x1b[Kvenv: ready\r\n" in said, "the line is taken away"
+    drawn = [
+        line
+        for line in re.split(r"\r\n?", said)
+        if line.startswith("venv: package") and line.endswith("\x1b[K")
+    ]
+    assert "venv: package 1, firs\x1b[K" in drawn, "no line wraps"
+    assert all(len(line.removesuffix("\x1b[K")) < 22 for line in drawn)
+
+
+def on_a_terminal(build: Path, **environment: str) -> tuple[int, str]:
+    """Makes the environment by itself in a terminal; the exit code and what was shown."""
+    pid, screen = pty.fork()
+    if pid == 0:
+        told = {
+            "STEPS": str(build.parent / "steps"),
+            "TERM": "xterm",
+            "PYTHON": str(build.parent / "python3"),
+        }
+        os.chdir(ROOT)
+        os.execve("/bin/bash", ["bash", ".ci/venv", str(build / "venv")], os.environ | told | environment)
+    said = b""
+    while True:
+        try:
+            more = os.read(screen, 65536)
+        except OSError:
+            break
+        said += more
+        if not more:
+            break
+    os.close(screen)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode()
 
 
 def make(build: Path, *, end_at: int = 0, by: int = signal.SIGKILL) -> tuple[int, str]:

@@ -73,6 +73,7 @@ def tell(arguments: argparse.Namespace) -> int:
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__} in {where.name}, line {where.lineno}: {error}"
         report.claim("the demo runs to its end", False, text)
+    report.close()
     print(
         f"\n{report.passed} claims held, {len(report.failed)} did not, in {time.monotonic() - report.started:.1f} s"
     )

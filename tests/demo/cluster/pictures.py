@@ -69,7 +69,7 @@ async def play(folder: Path, named: str) -> None:
         if not await holds(complete, _MOVES_SECONDS):
             raise SystemExit("error: the page shows no move, or no use of memory")
         for file in await asyncio.to_thread(take, cluster.processes.page, folder):
-            report.step(f"{file}: {file.stat().st_size} bytes")
+            report.told(f"{file}: {file.stat().st_size} bytes")
 
 
 def main(argv: list[str]) -> int:

@@ -27,6 +27,7 @@ from tests.demo.cluster.stand_ins import StandIns
 from tests.demo.cluster.waiting import wait
 from tests.demo.report import Report
 from tests.demo.supervise import PARENT
+from tests.steps import each
 
 MACHINES = {"node-h200": "dgx-h200", "node-l4": "two-24g", "node-l40s": "pcie-8"}
 SPACES = ("research", "team-a", "serving")
@@ -94,7 +95,7 @@ async def stage(report: Report, prefix: str, wanted: str) -> AsyncIterator[Stage
             for name, machine in MACHINES.items()
         }
         report.step(f"starting the agents and dataset services of {', '.join(nodes)}")
-        for node in nodes.values():
+        for node in each(nodes.values(), lambda node: f"starting {node.name}"):
             await stack.enter_async_context(node.running(plane))
         session = await stack.enter_async_context(ClientSession(timeout=ClientTimeout(total=10)))
         pods = Pods(objects, nodes, plane, program)

@@ -15,6 +15,7 @@ from tests.demo.cluster.processes import command
 from tests.demo.cluster.stage import SPACES, Stage
 from tests.demo.cluster.waiting import PATIENCE, holds
 from tests.demo.report import Report
+from tests.steps import step
 
 _DATASET = f"s3://{DATASET_BUCKET}/"
 _FEW = 3
@@ -48,7 +49,7 @@ class Story:
             ]
             if len(gone) > 5:
                 one = self._chance.choice(gone)
-                self.report.step(f"{one} ends")
+                self.report.told(f"{one} ends")
                 await pods.delete(one)
             size = self._chance.choice((4, 8, 12, 20, 30))
             name = f"{self._chance.choice(SPACES)}/job-{number}"
@@ -195,12 +196,13 @@ class Story:
     async def _placed(self, one: DemoPod, words: str, patience: float = PATIENCE) -> bool:
         """Says where a pod is once its program runs."""
         try:
-            await asyncio.wait_for(one.running.wait(), patience)
+            with step(f"{one} {words}"):
+                await asyncio.wait_for(one.running.wait(), patience)
         except asyncio.TimeoutError:
-            self.report.step(f"{one} {words}: waits")
+            self.report.told(f"{one} {words}: waits")
             return False
         seconds = time.monotonic() - one.created
-        self.report.step(f"{one} {words}: {self.stage.pods.where(one)}, runs after {seconds:.1f} s")
+        self.report.told(f"{one} {words}: {self.stage.pods.where(one)}, runs after {seconds:.1f} s")
         return True
 
     async def _settled(self) -> None:

@@ -43,6 +43,7 @@ from tests.integration.agent.conftest import (
     pod,
     wait_until,
 )
+from tests.steps import each
 from vcuda import contract
 
 GPUS, GIB = 4, 1 << 30
@@ -80,7 +81,7 @@ class Storm:
 
     def blow(self, kills: int) -> None:
         """Kills the agent so many times, and looks after each."""
-        for _ in range(kills):
+        for _ in each(range(kills), f"{type(self).__name__}, kills", even=True):
             self._something_else()
             time.sleep(self.rng.random() ** 2 * 1.2)  # in the middle of its start, or at work
             self.agent.kill()
@@ -242,7 +243,7 @@ class Breeze(Storm):
 
     def blow(self, kills: int) -> None:
         rested = time.monotonic()
-        for number in range(kills):
+        for number in each(range(kills), f"{type(self).__name__}, kills", even=True):
             time.sleep(self.rng.random() ** 2 * 1.2)
             self.deployment.replace(self.rng.randint(0, 3))
             if number % 4 == 1:
@@ -319,7 +320,7 @@ class Crowd(Breeze):
         agent.flags |= {"--kubeconfig": node.api.kubeconfig(agent.state.parent), "--node-name": NODE}
 
     def blow(self, kills: int) -> None:
-        for _ in range(kills):
+        for _ in each(range(kills), f"{type(self).__name__}, kills", even=True):
             until = time.monotonic() + self.rng.uniform(*self.pauses)
             while time.monotonic() < until:
                 self.deployment.replace(self.rng.randint(0, 2))

@@ -36,6 +36,7 @@ from tests.fakes.kubelet.cdi import write_nvidia
 from tests.integration.agent.conftest import PATIENCE, AgentProcess, inventory_text, wait_until
 from tests.integration.claims.node import CLAIM_QUICK, ClaimNode, claim_flags
 from tests.integration.claims.oracle import Books, compare, compare_containers, wait_nothing_left
+from tests.steps import each
 
 GIB = 1 << 30
 GPUS, SIZE = 3, 16
@@ -104,7 +105,7 @@ class ClaimStorm:
             + [self._kill_front] * 3
             + [self._restart_kubelet, self._wipe, self._hand_over, self._force_while_away]
         )
-        for number in range(1, rounds + 1):
+        for number in each(range(1, rounds + 1), "rounds of weather", even=True):
             if time.monotonic() > until or self._failures:
                 break
             time.sleep(self.rng.random() ** 2 * 1.2)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tests.model import run as model
 
-RUN = Path(model.__file__)
+ROOT = Path(model.__file__).parents[2]
 
 
 def without_spin(folder: Path, *cases: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(RUN), *cases]
+    command = [sys.executable, "-m", "tests.model.run", *cases]
     return subprocess.run(
-        command, env={"PATH": str(folder)}, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=ROOT, env={"PATH": str(folder)}, capture_output=True, text=True, timeout=60, check=False
     )
 
 
