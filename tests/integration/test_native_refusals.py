@@ -200,7 +200,7 @@ def test_what_no_quota_could_have_is_not_called_used_up(place):
 def test_which_gpu_where_there_are_several(tmp_path):
     place = Place(tmp_path)  # with two
     (said,) = refused(place, "take(512); take(512)")
-    assert re.match(r"vcuda: this program's 1 GiB of GPU-[0-9a-f]{8} are used up \(", said)
+    assert re.match(r"vcuda: this program's 1 GiB of GPU-[0-9a-f-]{36} are used up \(", said)
 
 
 def test_a_container_reads_of_itself_alone(place):

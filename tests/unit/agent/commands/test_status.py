@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from agent.limits.driver_limit_report import write_report as write_limits
 from agent.persistence.store import Store
 from agent.roles.records import CODEC
 from gigaslice.core.allocation.consumer import ContainerRef
+from gigaslice.runtime.command_line import watch
 from gigaslice_cli.frame import main
 from tests.fakes.nodes import GIB, allocation, uuid
 
@@ -47,6 +49,35 @@ def test_a_table_for_people(state_dir, capsys):
     assert "default/train/main" in lines[0]
     assert "8 GiB" in lines[0]
     assert "allocation 00000000" in lines[2]
+
+
+A, B = "GPU-6e1b0a2c-0f3d-4a5b-8c7d-0123456789ab", "GPU-9f020000-0f3d-4a5b-8c7d-0123456789ab"
+
+
+def test_on_a_terminal_uuids_are_short_but_in_the_list_of_gpus_and_states_have_colours(
+    state_dir, monkeypatch
+):
+    rows = tuple(replace(row, gpu=A if row.gpu == uuid(0) else B) for row in status_rows.collect(state_dir))
+    gpus = (GpuRecord(A, 0, "A", 24, True, False, ""),)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    piped = status_rows.as_table(rows)
+    assert "\x1b" not in piped and piped.count(A) == piped.count(B) == 2
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    shown = status_rows.as_table(rows)
+    assert A not in shown and shown.count("GPU-6e1b0a2c ") == shown.count("GPU-9f020000 ") == 2
+    assert "\x1b[33mwaiting\x1b[0m" in shown and "\x1b[31munreadable\x1b[0m" in shown
+    assert A in status_rows.gpus_table(gpus) and "\x1b[32mhealthy\x1b[0m" in status_rows.gpus_table(gpus)
+
+
+def test_it_is_watched(state_dir, capsys, monkeypatch):
+    def sleep(_seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    assert main(["status", "--state-dir", str(state_dir), "--watch", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert len(json.loads(line)["allocations"]) == 4
 
 
 HOSTILE = "a\u202eb\x00c\x1b[31md\re\nf\ud800"

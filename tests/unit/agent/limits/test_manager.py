@@ -166,6 +166,13 @@ def test_what_cannot_be_done_changes_nothing_and_says_why(node, ask, words):
     assert node.store.table is before and node.page(one) == (8, 0)
 
 
+def test_a_gpu_is_named_by_the_beginning_of_its_uuid(node):
+    one = node.admit("a", range(8))
+    node.resize("a", memory=4 * GIB, gpu=uuid(0)[:12].upper())
+    assert node.page(one) == (4, 0)
+    assert "has no slices of GPU-ffff" in node.resize("a", memory=GIB, gpu="GPU-ffff").detail
+
+
 def test_of_several_containers_one_has_to_be_named(node):
     pod = node.pod("a", 4, 4)
     for container, numbers in zip(pod.containers, (range(4), range(4, 8)), strict=True):
