@@ -545,6 +545,8 @@ def test_ps_live_in_a_terminal(
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(terminal)
     assert b"Traceback" not in seen
+    assert re.search(rb"GPU-[0-9a-f]{8} ", seen), "its beginning in the first table, whole in the second"
+    assert re.search(rb"GPU(-[0-9a-f]+){5} ", seen)
 
 
 # --- a program that becomes another user -----------------------------------------------------------------------------

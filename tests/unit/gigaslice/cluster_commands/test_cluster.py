@@ -314,8 +314,9 @@ def test_what_is_watched_can_be_read_by_programs(api, capsys, between, words):
     _, out, _ = run(api, capsys, *words.split(), "-o", "json", "-w")
     before, after = map(json.loads, out.splitlines())
     assert before != after and "pod-u3" in json.dumps(after)
+    between.append(lambda: None)
     _, out, _ = run(api, capsys, *words.split(), "-o", "yaml", "-w")
-    assert list(yaml.safe_load_all(out)) == [after]
+    assert list(yaml.safe_load_all(out)) == [after, after]
 
 
 def test_a_picture_is_not_watched(api, capsys):
