@@ -108,7 +108,7 @@ def measure(node: Node, directory: Path, each: str, pairs: int) -> list[float]:
         for number in (3, 4):
             allocation = node.allocation((4,), physical=1 << 30)
             jobs.append(node.run(PROGRAM, arguments(number, SHARED), allocation))
-        with node.controller(rests):
+        with node.manager(rests):
             for pair in steps.each(range(pairs), f"kernels of {each}, pairs", even=True):
                 rates = {}
                 for who in (NATIVE, SHARED) if pair % 2 else (SHARED, NATIVE):
