@@ -6,6 +6,7 @@ import socket
 import threading
 
 import pytest
+import structlog
 
 from gigaslice.runtime import logs
 from gigaslice.runtime.http_server import Server
@@ -110,8 +111,16 @@ def test_a_mistake_in_a_metric_ends_nothing():
     assert second.startswith("HTTP/1.1 200")
 
 
-def test_an_address_that_is_taken_is_said_once_and_tried_again(capsys):
+@pytest.fixture
+def log():
+    """A log on standard error, which no later test has."""
     logs.set_up("info", "json")
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("log")
+def test_an_address_that_is_taken_is_said_once_and_tried_again(capsys):
 
     async def run(port):
         server = Server(("127.0.0.1", port), lambda: lambda: b"", lambda: None, retry_seconds=0.01)
