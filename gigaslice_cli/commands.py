@@ -20,6 +20,7 @@ COMMANDS = {
     "node": "agent.commands.node",
     "nodes": "gigaslice.cluster_commands.nodes",
     "resize": "agent.commands.resize",
+    "rewrite": "gigaslice.cluster_commands.rewrite",
     "scheduler": "gigaslice.roles.scheduler.command",
     "status": "agent.commands.status",
     "top": "gigaslice.cluster_commands.top",
