@@ -122,6 +122,8 @@ class _Values:
                 "each other, and is no manifest"
             )
         if isinstance(node, yaml.MappingNode):
+            if any(not isinstance(key, yaml.ScalarNode) for key, _ in node.value):
+                raise InputError(f"line {node.start_mark.line + 1}: is no YAML of Kubernetes: a key must be a text")
             return {step: self.of(value, depth + 1) for step, (_, value) in entries_of(node).items()}
         if isinstance(node, yaml.SequenceNode):
             return [self.of(value, depth + 1) for value in node.value]

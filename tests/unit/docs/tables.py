@@ -18,6 +18,7 @@ from gigaslice.core.dataset.request import ATTRIBUTES
 from gigaslice.core.kube.reasons import REASONS
 from gigaslice.core.model.annotations import ANNOTATIONS
 from gigaslice.core.model.options import PREFIX
+from gigaslice.core.rewrite.names import NAMES
 from gigaslice.roles.controller.config import ControllerConfig
 from gigaslice.roles.controller.metrics import METRICS as CONTROLLER_METRICS
 from gigaslice.roles.dataset_node.events import EVENTS as DATASET_EVENTS
@@ -42,6 +43,7 @@ PAGES = (
     DOCS / "explain.md",
     DOCS / "threat-model.md",
     DOCS / "licences.md",
+    DOCS / "coming-over.md",
 )
 _BLOCK = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -221,6 +223,12 @@ def dataset_events() -> str:
     return markdown(("event", "type", "meaning"), rows)
 
 
+def rewritten_names() -> str:
+    """Every name of other projects that `gigaslice rewrite` understands."""
+    rows = [(f"`{row.name}`", row.owner, row.place.value, row.becomes) for row in NAMES]
+    return markdown(("name", "whose", "what", "becomes"), rows)
+
+
 def events() -> str:
     """Every reason of an event on a pod."""
     rows = [(f"`{row.name}`", row.kind, row.meaning) for row in REASONS]
@@ -282,6 +290,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gigaslice explain": options_of("explain"),
     "gigaslice nodes": options_of("nodes"),
     "gigaslice top": options_of("top"),
+    "gigaslice rewrite": options_of("rewrite"),
+    "rewritten names": rewritten_names,
     "gigaslice cordon": cordon_options,
     "gigaslice resize": resize_options,
     "gigaslice dataset pack": options_of("dataset pack"),
