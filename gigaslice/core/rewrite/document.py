@@ -14,15 +14,15 @@ from gigaslice.core.errors import InputError
 from gigaslice.core.kube.pod_fields import count_of
 from gigaslice.core.rewrite.edits import Edit, Note, Path, Replace, number_like, value_at
 from gigaslice.core.rewrite.gpu_request import RewriteSettings
-from gigaslice.core.rewrite.names import DIALECTS, NAMES, SCHEDULERS, Place
+from gigaslice.core.rewrite.names import DIALECTS, NAMES, SCHEDULERS, ForeignPlace
 from gigaslice.core.rewrite.pod import rewrite_pod
 
 __all__ = ["DocumentRewrite", "rewrite_document"]
 
 _MOST_VALUES = 1_000_000
 _QUOTA = "ResourceQuota"
-_RESOURCES = frozenset(row.name for row in NAMES if row.place is Place.RESOURCE)
-_FOREIGN = _RESOURCES | {row.name for row in NAMES if row.place is Place.ANNOTATION}
+_RESOURCES = frozenset(row.name for row in NAMES if row.place is ForeignPlace.RESOURCE)
+_FOREIGN = _RESOURCES | {row.name for row in NAMES if row.place is ForeignPlace.ANNOTATION}
 
 
 @dataclass(frozen=True, slots=True)

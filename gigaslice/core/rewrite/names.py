@@ -26,7 +26,7 @@ __all__ = [
     "VARIABLES",
     "Dialect",
     "ForeignName",
-    "Place",
+    "ForeignPlace",
 ]
 
 MIB = 1 << 20
@@ -34,7 +34,7 @@ HAMI, VGPU_MANAGER, GPU_MANAGER = "HAMi", "vgpu-manager", "gpu-manager"
 SHARING, MPS = "time-slicing", "MPS"
 
 
-class Place(Enum):
+class ForeignPlace(Enum):
     """Where in a manifest a name stands."""
 
     RESOURCE = "resource"
@@ -161,7 +161,7 @@ class ForeignName:
 
     name: str
     owner: str
-    place: Place
+    place: ForeignPlace
     becomes: str
 
 
@@ -191,33 +191,36 @@ def _resource_rows(dialect: Dialect) -> list[tuple[str, str]]:
 
 def _rows() -> tuple[ForeignName, ...]:
     rows = [
-        ForeignName(name, dialect.owner, Place.RESOURCE, becomes)
+        ForeignName(name, dialect.owner, ForeignPlace.RESOURCE, becomes)
         for dialect in DIALECTS
         for name, becomes in _resource_rows(dialect)
     ]
     owners = {alias: VGPU_MANAGER if "clude-" in alias else HAMI for alias in ANNOTATION_NAMES}
     rows += [
-        ForeignName(alias, owners[alias], Place.ANNOTATION, f"`{ours}`")
+        ForeignName(alias, owners[alias], ForeignPlace.ANNOTATION, f"`{ours}`")
         for alias, ours in ANNOTATION_NAMES.items()
     ]
     rows += [
-        ForeignName(MODE, HAMI, Place.ANNOTATION, "`hami-core` is taken out; `mig` and `mps` are left to you"),
-        ForeignName(COMPUTE_POLICY, VGPU_MANAGER, Place.ANNOTATION,
+        ForeignName(MODE, HAMI, ForeignPlace.ANNOTATION, "`hami-core` is taken out; `mig` and `mps` are left to you"),
+        ForeignName(COMPUTE_POLICY, VGPU_MANAGER, ForeignPlace.ANNOTATION,
                     f"`{PREFIX}cores-policy`: `fixed` is `hard`, `balance` is `elastic`; `none` leaves "
                     f"`{PREFIX}cores` out"),
-        ForeignName(CORE_LIMIT, GPU_MANAGER, Place.ANNOTATION,
+        ForeignName(CORE_LIMIT, GPU_MANAGER, ForeignPlace.ANNOTATION,
                     f"`{PREFIX}cores-policy: elastic`, where it is more than the cores"),
     ]  # fmt: skip
     rows += [
-        ForeignName(name, owner, Place.ANNOTATION, f"taken out: {why}")
+        ForeignName(name, owner, ForeignPlace.ANNOTATION, f"taken out: {why}")
         for name, (owner, why) in TAKEN_OUT.items()
     ]
-    rows += [ForeignName(name, owner, Place.ANNOTATION, "taken out") for name, owner in RECORDS.items()]
     rows += [
-        ForeignName(name, owner, Place.VARIABLE, becomes) for name, (owner, becomes) in VARIABLES.items()
+        ForeignName(name, owner, ForeignPlace.ANNOTATION, "taken out") for name, owner in RECORDS.items()
     ]
     rows += [
-        ForeignName(f"schedulerName: {name}", owner, Place.FIELD, "taken out")
+        ForeignName(name, owner, ForeignPlace.VARIABLE, becomes)
+        for name, (owner, becomes) in VARIABLES.items()
+    ]
+    rows += [
+        ForeignName(f"schedulerName: {name}", owner, ForeignPlace.FIELD, "taken out")
         for name, owner in SCHEDULERS.items()
     ]
     return tuple(rows)

@@ -7,6 +7,7 @@ JSON, goes by entries and their commas. What is in neither of these forms is an 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,11 +15,12 @@ import yaml
 
 from gigaslice.core.rewrite.edits import Edit, Insert, Path, Remove, Replace
 
-__all__ = ["Source", "Span", "UnsafeEditError", "entries_of", "spans_of"]
+__all__ = ["Span", "UnsafeEditError", "WrittenText", "entries_of", "spans_of"]
 
 _MERGE = "tag:yaml.org,2002:merge"
 _NULL = "tag:yaml.org,2002:null"
 _STEP = 2
+_PLAIN = re.compile(r"[A-Za-z][-A-Za-z0-9_.]*(/[-A-Za-z0-9_.]+)?")  # what a key may be without quotes
 _Entry = tuple[yaml.Node | None, yaml.Node]
 
 
@@ -26,7 +28,7 @@ class UnsafeEditError(Exception):
     """An edit cannot be done in the text, or not without changing anything else."""
 
 
-class Source(NamedTuple):
+class WrittenText(NamedTuple):
     """A text, and whether it is JSON."""
 
     text: str
@@ -58,7 +60,7 @@ def entries_of(node: yaml.Node) -> dict[str | int, _Entry]:
     return {**merged, **own}
 
 
-def spans_of(source: Source, root: yaml.Node, edits: Sequence[Edit]) -> Iterator[Span]:
+def spans_of(source: WrittenText, root: yaml.Node, edits: Sequence[Edit]) -> Iterator[Span]:
     """The characters that edits of one document exchange. Raises UnsafeEditError."""
     removed = {edit.path for edit in edits if isinstance(edit, Remove)}
     added: dict[Path, dict[str, str]] = {}
@@ -91,22 +93,25 @@ def _replaced(text: str, root: yaml.Node, edit: Replace) -> Iterator[Span]:
     key, value = _entry(_node_at(root, edit.path[:-1]), edit.path[-1])
     if key is None or not isinstance(value, yaml.ScalarNode) or value.start_mark.index < key.start_mark.index:
         raise UnsafeEditError
-    yield Span(key.start_mark.index, key.end_mark.index, _like(text, key, edit.key))
+    yield Span(key.start_mark.index, key.end_mark.index, _key_like(text, key, edit.key))
     if value.value != str(edit.value):
         yield Span(value.start_mark.index, value.end_mark.index, _like(text, value, edit.value))
 
 
 def _like(text: str, node: yaml.Node, value: str | int) -> str:
-    """A value written as the one that was there: in the same quotes, or in none."""
+    """A value written as the one that was there: in the same quotes, or in none where it needs none."""
     quote = text[node.start_mark.index]
-    if quote == "'" and isinstance(value, str | int) and "'" not in str(value):
+    if quote == "'" and "'" not in str(value):
         return f"'{value}'"
     if quote in "\"'":
         return json.dumps(str(value), ensure_ascii=False)
-    is_key = (
-        isinstance(value, str) and value.isascii() and "/" in value and " " not in value and "," not in value
+    return str(value) if isinstance(value, int) else json.dumps(value, ensure_ascii=False)
+
+
+def _key_like(text: str, key: yaml.Node, name: str) -> str:
+    return (
+        name if text[key.start_mark.index] not in "\"'" and _PLAIN.fullmatch(name) else _like(text, key, name)
     )
-    return str(value) if isinstance(value, int) or is_key else json.dumps(value, ensure_ascii=False)
 
 
 def _start(text: str, key: yaml.Node | None, value: yaml.Node) -> int:
@@ -158,7 +163,10 @@ def _removed(text: str, parent: yaml.Node, path: Path, removed: set[Path]) -> Sp
     if text[_line_start(text, start) : start].strip():
         if following is None:
             raise UnsafeEditError
-        return Span(start, _start(text, *following), "")
+        begin = _start(text, *following)
+        between = text[_line_end(text, end) : begin]
+        # Comments about the next entry stay: the dash then has a line of its own.
+        return Span(start, begin, f"{between.lstrip(' ')}" if between.strip() else "")
     rest = text[end : _line_end(text, end)].strip()
     if rest and not rest.startswith("#"):
         raise UnsafeEditError
@@ -169,7 +177,9 @@ def _flow_start(key: yaml.Node | None, value: yaml.Node) -> int:
     return int((key or value).start_mark.index)
 
 
-def _inserted(source: Source, root: yaml.Node, path: Path, texts: dict[str, str], removed: set[Path]) -> Span:
+def _inserted(
+    source: WrittenText, root: yaml.Node, path: Path, texts: dict[str, str], removed: set[Path]
+) -> Span:
     """Adds texts to the mapping at a path; the part of the path that is missing is made, too."""
     node, depth = root, 0
     key: yaml.Node | None = None
@@ -193,7 +203,7 @@ def _inserted(source: Source, root: yaml.Node, path: Path, texts: dict[str, str]
 
 
 def _in_place_of_nothing(
-    source: Source, key: yaml.Node, node: yaml.ScalarNode, content: dict[str, object]
+    source: WrittenText, key: yaml.Node, node: yaml.ScalarNode, content: dict[str, object]
 ) -> Span:
     text = source.text
     if source.is_json:
@@ -204,7 +214,9 @@ def _in_place_of_nothing(
     return Span(start, end, kept + "\n" + _block(content, key.start_mark.column + _STEP).removesuffix("\n"))
 
 
-def _in_flow(source: Source, node: yaml.MappingNode, content: dict[str, object], kept: list[_Entry]) -> Span:
+def _in_flow(
+    source: WrittenText, node: yaml.MappingNode, content: dict[str, object], kept: list[_Entry]
+) -> Span:
     text = source.text
     entries = list(entries_of(node).values())
     inside = json.dumps(content, ensure_ascii=False)[1:-1]

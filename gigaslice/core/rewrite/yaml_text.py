@@ -16,7 +16,7 @@ import yaml
 
 from gigaslice.core.errors import InputError
 from gigaslice.core.rewrite.edits import Edit, Path, edited
-from gigaslice.core.rewrite.yaml_spans import Source, Span, UnsafeEditError, entries_of, spans_of
+from gigaslice.core.rewrite.yaml_spans import Span, UnsafeEditError, WrittenText, entries_of, spans_of
 
 __all__ = ["UnsafeEditError", "YamlText"]
 
@@ -35,13 +35,9 @@ class YamlText:
     def __init__(self, text: str) -> None:
         # JSON may be indented by tabs, YAML may not. In JSON a tab is never a part of a text, and places stay the same.
         is_json = text.lstrip()[:1] in ("{", "[")
-        self._source = Source(text, is_json)
-        loader = yaml.SafeLoader(text.replace("\t", " ") if is_json else text)
+        self._source = WrittenText(text, is_json)
         try:
-            self._nodes: list[yaml.Node] = []
-            while loader.check_node():
-                self._nodes.append(loader.get_node())
-            self.documents: tuple[Any, ...] = tuple(_Values(loader).of(node) for node in self._nodes)
+            self._nodes, self.documents = _parsed(text.replace("\t", " ") if is_json else text)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             raise InputError(
@@ -51,8 +47,6 @@ class YamlText:
             raise InputError(f"is no YAML: {' '.join(str(error).split())}") from error
         except RecursionError:
             raise InputError("is nested too deeply to be a manifest") from None
-        finally:
-            loader.dispose()
 
     def line(self, document: int, path: Path) -> int:
         """The line of what stands at a path of a document, from 1; of what it stands in where that is missing."""
@@ -102,6 +96,18 @@ def _exchanged(text: str, spans: Sequence[Span]) -> str:
     return "".join([*parts, text[end:]])
 
 
+def _parsed(text: str) -> tuple[list[yaml.Node], tuple[Any, ...]]:
+    """The documents of a text as nodes and as values. Raises yaml.YAMLError, InputError and RecursionError."""
+    loader = yaml.SafeLoader(text)
+    try:
+        nodes: list[yaml.Node] = []
+        while loader.check_node():
+            nodes.append(loader.get_node())
+        return nodes, tuple(_Values(loader).of(node) for node in nodes)
+    finally:
+        loader.dispose()
+
+
 class _Values:
     """Makes values of nodes. Keys are texts; merge keys are resolved, and aliases written out."""
 
@@ -123,7 +129,9 @@ class _Values:
             )
         if isinstance(node, yaml.MappingNode):
             if any(not isinstance(key, yaml.ScalarNode) for key, _ in node.value):
-                raise InputError(f"line {node.start_mark.line + 1}: is no YAML of Kubernetes: a key must be a text")
+                raise InputError(
+                    f"line {node.start_mark.line + 1}: is no YAML of Kubernetes: a key must be a text"
+                )
             return {step: self.of(value, depth + 1) for step, (_, value) in entries_of(node).items()}
         if isinstance(node, yaml.SequenceNode):
             return [self.of(value, depth + 1) for value in node.value]

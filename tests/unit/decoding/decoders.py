@@ -52,6 +52,8 @@ from gigaslice.core.limits.driver_limit_messages import (
 from gigaslice.core.model.annotation_rights import AnnotationRights
 from gigaslice.core.model.annotations import parse_options
 from gigaslice.core.model.options import SliceUnit
+from gigaslice.core.rewrite.gpu_request import RewriteSettings
+from gigaslice.core.rewrite.manifest_text import rewrite_text
 from gigaslice.core.text import whole_characters
 from gigaslice.core.units import parse_bytes
 from gigaslice.core.views.collect import picture
@@ -392,6 +394,10 @@ DECODERS: tuple[Decoder, ...] = (
     Decoder("quantities", (AGENT, *CLUSTER, DATASET), _plain(parse_quantity), lambda: (
         "8", "1Ki", "12E0", "100m", "-3e2",
     ), (ValueError,), ("gigaslice.core.kube.quantity:parse_quantity",), 0.5),
+    Decoder("manifests of other projects", (CLI,), _plain(lambda text: rewrite_text(text, RewriteSettings())), lambda: (
+        "spec:\n  containers:\n  - name: a\n    resources: {limits: {nvidia.com/gpu: 2, nvidia.com/gpumem: 3000}}\n",
+        "x: &a\n  nvidia.com/vgpu-mode: mig\n---\nspec: {containers: [{name: b, env: [*a]}], hard: {<<: *a}}\n",
+    ), (InputError,), ("gigaslice.core.rewrite.yaml_text:_parsed",), 0.1),
     Decoder("device IDs", (AGENT,), _whole(parse_device_id), lambda: (f"{seeds.uuid(0)}/7",), (GigasliceError,), (
         "gigaslice.core.deviceplugin.device_id:parse_device_id",
     ), 0.5),

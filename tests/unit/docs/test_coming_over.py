@@ -10,7 +10,7 @@ import yaml
 from gigaslice.core.model.annotations import ANNOTATIONS
 from gigaslice.core.rewrite.gpu_request import RewriteSettings
 from gigaslice.core.rewrite.manifest_text import rewrite_text
-from gigaslice.core.rewrite.names import NAMES, Place
+from gigaslice.core.rewrite.names import NAMES, ForeignPlace
 from gigaslice_cli import frame
 from tests.unit.docs.test_docs import ROOT, fences
 
@@ -74,5 +74,5 @@ def test_every_name_of_hamis_table_is_understood_or_none_of_a_manifest() -> None
     settings = {"deviceMemoryScaling", "deviceSplitCount", "hami.io/device-cordon", "0", "1"}
     metrics = {name for name in table if name.startswith("hami_")}
     assert table - settings - metrics <= understood
-    documented = {row.name for row in NAMES if row.owner == "HAMi" and row.place is Place.RESOURCE}
+    documented = {row.name for row in NAMES if row.owner == "HAMi" and row.place is ForeignPlace.RESOURCE}
     assert documented <= table

@@ -19,7 +19,12 @@ def pod(*limits: dict[str, Any], annotations: dict[str, str] | None = None, **sp
         {"name": chr(ord("a") + number), "resources": {"limits": its}} for number, its in enumerate(limits)
     ]
     metadata = {"name": "p", **({"annotations": annotations} if annotations else {})}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers, **spec}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {"containers": containers, **spec},
+    }
 
 
 def rewritten(document: object, settings: RewriteSettings = SETTINGS) -> ManifestRewrite:
@@ -27,7 +32,9 @@ def rewritten(document: object, settings: RewriteSettings = SETTINGS) -> Manifes
     return rewrite_text(json.dumps(document), settings)
 
 
-def parts(document: object, settings: RewriteSettings = SETTINGS) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def parts(
+    document: object, settings: RewriteSettings = SETTINGS
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The limits of a rewritten pod's containers, and its annotations; nothing of it may be left to the author."""
     rewrite = rewritten(document, settings)
     assert not [note for note in rewrite.notes if note.left]

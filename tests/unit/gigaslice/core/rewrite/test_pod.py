@@ -56,7 +56,9 @@ def test_mutex_names_what_comes_nearest() -> None:
 
 
 def test_records_of_a_pod_that_was_placed_go_without_a_word() -> None:
-    document = pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1024}, annotations={"hami.io/bind-phase": "success"})
+    document = pod(
+        {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1024}, annotations={"hami.io/bind-phase": "success"}
+    )
     assert parts(document)[1] == {}
     assert said(document) == ""
 
