@@ -102,7 +102,8 @@ def _parsed(text: str) -> tuple[list[yaml.Node], tuple[Any, ...]]:
     try:
         nodes: list[yaml.Node] = []
         while loader.check_node():
-            nodes.append(loader.get_node())
+            node = loader.get_node()
+            nodes += [node] if node is not None else []
         return nodes, tuple(_Values(loader).of(node) for node in nodes)
     finally:
         loader.dispose()
@@ -135,9 +136,9 @@ class _Values:
             return {step: self.of(value, depth + 1) for step, (_, value) in entries_of(node).items()}
         if isinstance(node, yaml.SequenceNode):
             return [self.of(value, depth + 1) for value in node.value]
-        return self._scalar(node)
+        return self._scalar(node) if isinstance(node, yaml.ScalarNode) else None
 
-    def _scalar(self, node: yaml.Node) -> object:
+    def _scalar(self, node: yaml.ScalarNode) -> object:
         make = {
             "null": lambda _: None,
             "bool": self._loader.construct_yaml_bool,
