@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,9 @@ class CountingApiServer(ApiServer):
 
     def since(self, before: Counter[tuple[str, str]], client: str) -> dict[str, int]:
         """Requests of a client since the counts were BEFORE, by kind."""
-        return {kind: count for (name, kind), count in sorted((self.counts - before).items()) if name == client}
+        return {
+            kind: count for (name, kind), count in sorted((self.counts - before).items()) if name == client
+        }
 
 
 @dataclass
@@ -158,64 +160,92 @@ async def measure_cluster(nodes: int, pods: int, calls: int, rest: float, folder
                  f"--metrics-address={local}:{ports[1]}") as controller,
         ):  # fmt: skip
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
-                await _measure_roles(api, plane, session, (scheduler, controller), ports, calls, rest)
+                await ready(session, *ports)
+                cluster = _Cluster(api, plane, session, (scheduler, controller))
+                await cluster.from_start()
+                await cluster.at_rest(rest)
+                await cluster.pods(calls)
+                await cluster.reviews(calls)
+                await cluster.looks()
         _print_objects(api)
 
 
-async def _measure_roles(
-    api: CountingApiServer,
-    plane: ControlPlane,
-    session: aiohttp.ClientSession,
-    roles: Sequence[Role],
-    ports: Sequence[int],
-    calls: int,
-    rest: float,
-) -> None:
-    nodes, pods = len(api.all("nodes")), len(api.all("pods"))
-    await ready(session, *ports)
-    while time.monotonic() - api.written < QUIET:
-        await asyncio.sleep(0.5)
-    for one in roles:
-        counts = api.since(Counter(), f"gigaslice-{one.name}")
-        row(f"{one.name}: from start to rest", nodes, pods, f"{one.cpu():.1f} s", f"{one.memory():.0f} MiB",
-            f"{one.peak():.0f} MiB", counts)  # fmt: skip
-    before, cpu = Counter(api.counts), [one.cpu() for one in roles]
-    await asyncio.sleep(rest)
-    for one, was in zip(roles, cpu, strict=True):
-        counts = per_minute(api.since(before, f"gigaslice-{one.name}"), rest)
-        row(f"{one.name}: at rest", nodes, pods, f"{(one.cpu() - was) / rest * 1000:.1f} millicores",
-            f"{one.memory():.0f} MiB", "", f"a minute: {counts}")  # fmt: skip
-    before, cpu = Counter(api.counts), [one.cpu() for one in roles]
-    await scheduler_bench.talk(api, session, f"http://127.0.0.1:{plane.scheduler_port}/scheduler", nodes, range(calls))
-    while time.monotonic() - api.written < QUIET:
-        await asyncio.sleep(0.5)
-    for one, was in zip(roles, cpu, strict=True):
-        counts = {kind: round(count / calls, 2) for kind, count in api.since(before, f"gigaslice-{one.name}").items()}
-        row(f"{one.name}: {calls} pods", nodes, pods, f"{(one.cpu() - was) / calls * 1000:.1f} ms a pod",
-            f"{one.memory():.0f} MiB", f"{one.peak():.0f} MiB", f"a pod: {counts}")  # fmt: skip
-    controller = roles[1]
-    was = controller.cpu()
-    for number in range(calls):
-        document = pod(f"asked-{number}", 8)
-        document["metadata"]["namespace"] = "research"
-        await plane.admitted(session, document)
-    row("webhook", nodes, pods, f"{(controller.cpu() - was) / calls * 1000:.1f} ms a pod", "", "", "2 reviews a pod")
-    was, length = controller.cpu(), 0
-    looks = 10
-    for number in range(looks):
-        api.annotate("default", f"pod-{number}", other=str(number))
-        api.delete("pods", f"pod-{number}", "default")  # so that none is the page before
-        await asyncio.sleep(0.3)
-        async with session.get(plane.page) as reply:
-            length = len(await reply.read())
-    row("page", nodes, pods, f"{(controller.cpu() - was) / looks * 1000:.0f} ms a page", f"{controller.memory():.0f} MiB",
-        f"{controller.peak():.0f} MiB", f"{length / 1024:.0f} KiB")  # fmt: skip
+@dataclass
+class _Cluster:
+    """A cluster that is up: the stand-in, the roles, and where they are asked."""
+
+    api: CountingApiServer
+    plane: ControlPlane
+    session: aiohttp.ClientSession
+    roles: tuple[Role, Role]
+
+    def _row(self, what: str, *cells: object) -> None:
+        row(what, len(self.api.all("nodes")), len(self.api.all("pods")), *cells)
+
+    async def _quiet(self) -> None:
+        while time.monotonic() - self.api.written < QUIET:
+            await asyncio.sleep(0.5)
+
+    async def from_start(self) -> None:
+        """What was needed until everything is made; then what rest takes."""
+        await self._quiet()
+        for one in self.roles:
+            counts = self.api.since(Counter(), f"gigaslice-{one.name}")
+            self._row(f"{one.name}: from start to rest", f"{one.cpu():.1f} s", f"{one.memory():.0f} MiB",
+                      f"{one.peak():.0f} MiB", counts)  # fmt: skip
+
+    async def at_rest(self, rest: float) -> None:
+        before, cpu = Counter(self.api.counts), [one.cpu() for one in self.roles]
+        await asyncio.sleep(rest)
+        for one, was in zip(self.roles, cpu, strict=True):
+            counts = per_minute(self.api.since(before, f"gigaslice-{one.name}"), rest)
+            self._row(f"{one.name}: at rest", f"{(one.cpu() - was) / rest * 1000:.1f} millicores",
+                      f"{one.memory():.0f} MiB", "", f"a minute: {counts}")  # fmt: skip
+
+    async def pods(self, calls: int) -> None:
+        """Pods that are filtered, scored and bound, one after another."""
+        before, cpu = Counter(self.api.counts), [one.cpu() for one in self.roles]
+        url = f"http://127.0.0.1:{self.plane.scheduler_port}/scheduler"
+        await scheduler_bench.talk(self.api, self.session, url, len(self.api.all("nodes")), range(calls))
+        await self._quiet()
+        for one, was in zip(self.roles, cpu, strict=True):
+            asked = self.api.since(before, f"gigaslice-{one.name}")
+            counts = {kind: round(count / calls, 2) for kind, count in asked.items()}
+            self._row(f"{one.name}: {calls} pods", f"{(one.cpu() - was) / calls * 1000:.1f} ms a pod",
+                      f"{one.memory():.0f} MiB", f"{one.peak():.0f} MiB", f"a pod: {counts}")  # fmt: skip
+
+    async def reviews(self, calls: int) -> None:
+        """Pods that the webhook sees, each over connections of its own, which an API server keeps instead."""
+        controller = self.roles[1]
+        was = controller.cpu()
+        for number in range(calls):
+            document = pod(f"asked-{number}", 8)
+            document["metadata"]["namespace"] = "research"
+            await self.plane.admitted(self.session, document)
+        self._row(
+            "webhook", f"{(controller.cpu() - was) / calls * 1000:.1f} ms a pod", "", "", "2 reviews a pod"
+        )
+
+    async def looks(self, looks: int = 10) -> None:
+        """The page, each time after a pod has gone, so that it is made anew."""
+        controller = self.roles[1]
+        was, length = controller.cpu(), 0
+        for number in range(looks):
+            self.api.delete("pods", f"pod-{number}", "default")
+            await asyncio.sleep(0.3)
+            async with self.session.get(self.plane.page) as reply:
+                length = len(await reply.read())
+        self._row("page", f"{(controller.cpu() - was) / looks * 1000:.0f} ms a page", f"{controller.memory():.0f} MiB",
+                  f"{controller.peak():.0f} MiB", f"{length / 1024:.0f} KiB")  # fmt: skip
 
 
 def _print_objects(api: ApiServer) -> None:
     """Bytes of what is kept in etcd for us."""
     node = api.all("nodes")[0]
-    row("inventory, annotation of a Node of 8 GPUs", f"{len(node['metadata']['annotations'][INVENTORY])} bytes")
+    row(
+        "inventory, annotation of a Node of 8 GPUs",
+        f"{len(node['metadata']['annotations'][INVENTORY])} bytes",
+    )
     assigned = [one["metadata"]["annotations"][ASSIGNMENT] for one in api.all("pods")
                 if ASSIGNMENT in one["metadata"].get("annotations", {})]  # fmt: skip
     if assigned:
@@ -244,7 +274,7 @@ def measure_node(pods: int, rest: float, folder: Path) -> None:
             time.sleep(0.1)
         time.sleep(5)
         row("agent and front: from start to rest", "", f"{agent.cpu():.1f} s", f"{agent.memory():.0f} MiB",
-            f"{agent.peak():.0f} MiB", api.since(Counter(), "gigaslice"))  # fmt: skip
+            f"{agent.peak():.0f} MiB", api.since(Counter(), "gigaslice-node"))  # fmt: skip
         _measure_rest(api, agent, 0, rest)
         before, was = Counter(api.counts), agent.cpu()
         for number in range(pods):
@@ -252,7 +282,7 @@ def measure_node(pods: int, rest: float, folder: Path) -> None:
         for one in kubelet.pods:
             one.wait("Running", 120)
         time.sleep(5)
-        counts = {kind: round(count / pods, 2) for kind, count in api.since(before, "gigaslice").items()}
+        counts = {kind: round(count / pods, 2) for kind, count in api.since(before, "gigaslice-node").items()}
         row(f"agent and front: {pods} pods start", pods, f"{(agent.cpu() - was) / pods * 1000:.0f} ms a pod",
             f"{agent.memory():.0f} MiB", f"{agent.peak():.0f} MiB", f"a pod: {counts}")  # fmt: skip
         _measure_rest(api, agent, pods, rest)
@@ -266,7 +296,7 @@ def measure_node(pods: int, rest: float, folder: Path) -> None:
 def _measure_rest(api: CountingApiServer, agent: Role, pods: int, rest: float) -> None:
     before, was = Counter(api.counts), agent.cpu()
     time.sleep(rest)
-    counts = per_minute(api.since(before, "gigaslice"), rest)
+    counts = per_minute(api.since(before, "gigaslice-node"), rest)
     row("agent and front: at rest", pods, f"{(agent.cpu() - was) / rest * 1000:.1f} millicores",
         f"{agent.memory():.0f} MiB", "", f"a minute: {counts}")  # fmt: skip
 
@@ -302,12 +332,16 @@ def measure_dataset(rest: float, folder: Path) -> None:
 
 def main() -> None:
     """Prints the rows of one part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", choices=("cluster", "node", "dataset"))
     parser.add_argument("--nodes", type=int, default=200)
     parser.add_argument("--pods", type=int, default=2000)
     parser.add_argument("--calls", type=int, default=200, help="pods that are scheduled and admitted")
-    parser.add_argument("--rest", type=float, default=60.0, metavar="SECONDS", help="how long rest is measured")
+    parser.add_argument(
+        "--rest", type=float, default=60.0, metavar="SECONDS", help="how long rest is measured"
+    )
     known = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gs-sizing-", dir="/tmp") as scratch:
         folder = Path(scratch)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gigaslice.core.errors import InputError
 from gigaslice.core.kube.pod_fields import count_of
 from gigaslice.core.rewrite.edits import Edit, Note, Path, Replace, number_like, value_at
 from gigaslice.core.rewrite.gpu_request import RewriteSettings
@@ -19,7 +18,6 @@ from gigaslice.core.rewrite.pod import rewrite_pod
 
 __all__ = ["DocumentRewrite", "rewrite_document"]
 
-_MOST_VALUES = 1_000_000
 _QUOTA = "ResourceQuota"
 _RESOURCES = frozenset(row.name for row in NAMES if row.place is ForeignPlace.RESOURCE)
 _FOREIGN = _RESOURCES | {row.name for row in NAMES if row.place is ForeignPlace.ANNOTATION}
@@ -36,11 +34,7 @@ class DocumentRewrite:
 
 
 def rewrite_document(document: object, settings: RewriteSettings) -> DocumentRewrite:
-    """Decides about a document.
-
-    Raises:
-        InputError: It has more values than a manifest can have; aliases make a few lines millions.
-    """
+    """Decides about a document, whose size whoever has read it has bounded."""
     edits: list[Edit] = []
     notes: list[Note] = []
     pods = left = 0
@@ -61,21 +55,17 @@ def rewrite_document(document: object, settings: RewriteSettings) -> DocumentRew
 
 
 def _walk(document: object) -> Iterator[tuple[Path, Any]]:
-    """Every value of a document, in its order; of a pod and of a quota not what is below it."""
+    """Every value of a document, in any order; of a pod and of a quota not what is below it."""
     waiting: list[tuple[Path, Any]] = [((), document)]
-    count = 0
     while waiting:
         path, value = waiting.pop()
-        count += 1
-        if count > _MOST_VALUES:
-            raise InputError(f"has more than {_MOST_VALUES} values, which is no manifest")
         yield path, value
         if _is_pod(value) or (isinstance(value, dict) and value.get("kind") == _QUOTA):
             continue
         parts = (
             value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         )
-        waiting += reversed([((*path, key), part) for key, part in parts])
+        waiting += [((*path, key), part) for key, part in parts]
 
 
 def _is_pod(value: object) -> bool:

@@ -21,7 +21,7 @@ from gigaslice.core.rewrite.yaml_spans import Span, UnsafeEditError, WrittenText
 __all__ = ["UnsafeEditError", "YamlText"]
 
 _DEEPEST = 100
-_MOST_VALUES = 1_000_000
+_MOST_VALUES = 300_000
 _TAG = "tag:yaml.org,2002:"
 
 
