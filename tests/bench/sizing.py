@@ -36,6 +36,7 @@ from tests.cluster.control_plane import free_port
 from tests.demo.cluster.control import SPACES, ControlPlane
 from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec, Runtime
+from tests.fakes.kubelet.csi import CsiKubelet
 from tests.integration.cluster.simulated_cluster import pod
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,6 +189,9 @@ class _Cluster:
 
     async def from_start(self) -> None:
         """What was needed until everything is made; then what rest takes."""
+        gpus = len(self.api.all("nodes")) * scheduler_bench.GPUS
+        while len(self.api.store.objects["extendedresources"]) < gpus:
+            await asyncio.sleep(0.5)
         await self._quiet()
         for one in self.roles:
             counts = self.api.since(Counter(), f"gigaslice-{one.name}")
@@ -304,30 +308,25 @@ def _measure_rest(api: CountingApiServer, agent: Role, pods: int, rest: float) -
 # --- the dataset service of a node -------------------------------------------------------------------------------
 
 
-def measure_dataset(rest: float, folder: Path) -> None:
+async def measure_dataset(rest: float, folder: Path) -> None:
     """Prints what the dataset service of a node takes that nobody uses."""
-    port = free_port()
-    (folder / "kubelet" / "plugins_registry").mkdir(parents=True)
-    with (
-        CountingApiServer(NODE) as api,
-        role(folder, "dataset", "--state-dir", folder / "s", "--run-dir", folder / "r", "--kubelet-root",
-             folder / "kubelet", "--kubeconfig", api.kubeconfig(folder), "--node-name", NODE,
-             "--metrics-address", f"127.0.0.1:{port}") as service,
-    ):  # fmt: skip
-
-        async def until_ready() -> None:
-            async with aiohttp.ClientSession() as session:
-                await ready(session, port, seconds=60)
-
-        asyncio.run(until_ready())
-        time.sleep(5)
-        client = next((name for name, _ in api.counts), "")
-        row("dataset service: from start to rest", f"{service.cpu():.1f} s", f"{service.memory():.0f} MiB",
-            f"{service.peak():.0f} MiB", api.since(Counter(), client))  # fmt: skip
-        before, was = Counter(api.counts), service.cpu()
-        time.sleep(rest)
-        row("dataset service: at rest", f"{(service.cpu() - was) / rest * 1000:.1f} millicores",
-            f"{service.memory():.0f} MiB", "", f"a minute: {per_minute(api.since(before, client), rest)}")  # fmt: skip
+    port, kubelet = free_port(), CsiKubelet(folder / "k")
+    await kubelet.start()
+    async with CountingApiServer(NODE) as api, aiohttp.ClientSession() as session:
+        with role(folder, "dataset", "--state-dir", folder / "s", "--run-dir", folder / "r", "--kubelet-root",
+                  kubelet.root, "--kubeconfig", api.kubeconfig(folder), "--node-name", NODE,
+                  "--metrics-address", f"127.0.0.1:{port}") as service:  # fmt: skip
+            await ready(session, port, seconds=60)
+            await asyncio.sleep(5)
+            counts = api.since(Counter(), "gigaslice-dataset")
+            row("dataset service: from start to rest", f"{service.cpu():.1f} s", f"{service.memory():.0f} MiB",
+                f"{service.peak():.0f} MiB", counts)  # fmt: skip
+            before, was = Counter(api.counts), service.cpu()
+            await asyncio.sleep(rest)
+            counts = per_minute(api.since(before, "gigaslice-dataset"), rest)
+            row("dataset service: at rest", f"{(service.cpu() - was) / rest * 1000:.1f} millicores",
+                f"{service.memory():.0f} MiB", "", f"a minute: {counts}")  # fmt: skip
+    await kubelet.stop()
 
 
 def main() -> None:
@@ -350,7 +349,7 @@ def main() -> None:
         elif known.part == "node":
             measure_node(min(known.pods, 100), known.rest, folder)
         else:
-            measure_dataset(known.rest, folder)
+            asyncio.run(measure_dataset(known.rest, folder))
 
 
 if __name__ == "__main__":
