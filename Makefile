@@ -28,7 +28,7 @@ TREE := gigaslice/roles/dataset_node/sources/_tree.c
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch]) \
   $(TREE)
 
-.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man tables names chart-schema clean help
+.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench sizing test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man tables names chart-schema clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -84,6 +84,13 @@ model: $(VENV)  ## all of them, and the mutations that must be found; takes long
 
 bench: all fakedriver  ## the figures of docs/benchmarks.md (PART=driver, …: some of them)
 	CC="$(CC)" CUDA_INCLUDE="$(CUDA_INCLUDE)" $(PY) -m tests.bench $(PART)
+
+sizing: all fakedriver  ## the figures of docs/sizing.md: memory, CPU, requests and bytes of each part, some ten minutes
+	$(PY) -m tests.bench.sizing node --pods 40
+	$(PY) -m tests.bench.sizing dataset
+	$(PY) -m tests.bench.sizing cluster --nodes 200 --pods 2000
+	$(PY) -m tests.bench.sizing cluster --nodes 1000 --pods 10000 --calls 100
+	$(PY) -m tests.bench.sizing cluster --nodes 5000 --pods 50000 --calls 50
 
 test-runtimes: all fakedriver native-clients  ## NVIDIA's CUDA runtimes 11.7 to 13.5 from the package index; writes docs/runtimes.md
 	$(PY) -m tests.native.runtimes
