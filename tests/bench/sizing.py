@@ -141,10 +141,10 @@ def size(document: object) -> int:
 # --- scheduler and controller ------------------------------------------------------------------------------------
 
 
-async def measure_cluster(nodes: int, pods: int, calls: int, rest: float, folder: Path) -> None:
+async def measure_cluster(known: argparse.Namespace, folder: Path) -> None:
     """Prints what scheduler and controller take at this size."""
     async with CountingApiServer() as api:
-        scheduler_bench.filled(api, nodes, pods)
+        scheduler_bench.filled(api, known.nodes, known.pods)
         plane = ControlPlane(folder, api, api.kubeconfig(folder))
         for name in SPACES:
             api.put("namespaces", {"metadata": {"name": name}})
@@ -159,15 +159,16 @@ async def measure_cluster(nodes: int, pods: int, calls: int, rest: float, folder
                  f"--metrics-address={local}:{ports[0]}") as scheduler,
             role(folder, "controller", kubeconfig, f"--page-address={local}:{plane.page_port}",
                  f"--webhook-address={local}:{plane.webhook_port}", "--writes-per-second=9999",
+                 f"--extended-resources={known.gpu_objects}",
                  f"--metrics-address={local}:{ports[1]}") as controller,
         ):  # fmt: skip
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
                 await ready(session, *ports)
                 cluster = _Cluster(api, plane, session, (scheduler, controller))
-                await cluster.from_start()
-                await cluster.at_rest(rest)
-                await cluster.pods(calls)
-                await cluster.reviews(calls)
+                await cluster.from_start(known.gpu_objects == "on")
+                await cluster.at_rest(known.rest)
+                await cluster.pods(known.calls)
+                await cluster.reviews(known.calls)
                 await cluster.looks()
         _print_objects(api)
 
@@ -188,9 +189,9 @@ class _Cluster:
         while time.monotonic() - self.api.written < QUIET:
             await asyncio.sleep(0.5)
 
-    async def from_start(self) -> None:
+    async def from_start(self, objects: bool) -> None:
         """What was needed until everything is made; then what rest takes."""
-        gpus = len(self.api.all("nodes")) * scheduler_bench.GPUS
+        gpus = len(self.api.all("nodes")) * scheduler_bench.GPUS if objects else 0
         while len(self.api.store.objects["extendedresources"]) < gpus:
             await asyncio.sleep(0.5)
         await self._quiet()
@@ -338,6 +339,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("part", choices=("cluster", "node", "dataset"))
+    parser.add_argument(
+        "--gpu-objects", choices=("on", "off"), default="on", help="whether each GPU is an object"
+    )
     parser.add_argument("--nodes", type=int, default=200)
     parser.add_argument("--pods", type=int, default=2000)
     parser.add_argument("--calls", type=int, default=200, help="pods that are scheduled and admitted")
@@ -348,7 +352,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gs-sizing-", dir="/tmp") as scratch:
         folder = Path(scratch)
         if known.part == "cluster":
-            asyncio.run(measure_cluster(known.nodes, known.pods, known.calls, known.rest, folder))
+            asyncio.run(measure_cluster(known, folder))
         elif known.part == "node":
             measure_node(min(known.pods, 100), known.rest, folder)
         else:
