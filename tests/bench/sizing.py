@@ -154,8 +154,7 @@ async def measure_cluster(known: argparse.Namespace, folder: Path) -> None:
         ports = free_port(), free_port()
         local, kubeconfig = "127.0.0.1", f"--kubeconfig={plane.kubeconfig}"
         with (
-            role(folder, "scheduler", kubeconfig, f"--leader-lease={SPACES[-1]}/gigaslice-scheduler-service",
-                 f"--listen-address={local}:{plane.scheduler_port}",
+            role(folder, "scheduler", kubeconfig, f"--listen-address={local}:{plane.scheduler_port}",
                  f"--metrics-address={local}:{ports[0]}") as scheduler,
             role(folder, "controller", kubeconfig, f"--page-address={local}:{plane.page_port}",
                  f"--webhook-address={local}:{plane.webhook_port}", "--writes-per-second=9999",
