@@ -90,7 +90,7 @@ sizing: all fakedriver  ## the figures of docs/sizing.md: memory, CPU, requests 
 	$(PY) -m tests.bench.sizing dataset
 	$(PY) -m tests.bench.sizing cluster --nodes 200 --pods 2000
 	$(PY) -m tests.bench.sizing cluster --nodes 1000 --pods 10000 --calls 100
-	$(PY) -m tests.bench.sizing cluster --nodes 5000 --pods 50000 --calls 50
+	$(PY) -m tests.bench.sizing cluster --nodes 5000 --pods 50000 --gpu-objects off --calls 50
 
 test-runtimes: all fakedriver native-clients  ## NVIDIA's CUDA runtimes 11.7 to 13.5 from the package index; writes docs/runtimes.md
 	$(PY) -m tests.native.runtimes
