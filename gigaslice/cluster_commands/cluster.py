@@ -88,7 +88,7 @@ def target(
     if server:
         return Target(_of_server(server), f"--server {server}")
     variable = environment.get("KUBECONFIG", "")
-    files = kubeconfig_files(kubeconfig, variable, home or Path.home())
+    files = kubeconfig_files(kubeconfig, variable, home or _home())
     if files is not None:
         document = read_kubeconfig(files)
         return Target(access_of(document, context), f"kubeconfig {files}", document.namespace(context))
@@ -101,6 +101,14 @@ def target(
         )
         raise ConfigError([f"no cluster: {whence}, {rest}; name one of them"])
     return Target(access, whence)
+
+
+def _home() -> Path:
+    """The user's directory; "/", as container runtimes have it, for a user that has no entry in /etc/passwd."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")
 
 
 def _of_server(server: str) -> Access:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.claims.stored_slice import StoredSlice
+from agent.commands.cluster_checks import offer_of, service_access, unready_reason
 from agent.control.messages import ResizeAnswer
 from agent.control.server import decode_change
 from agent.health import health_files
@@ -197,6 +198,15 @@ def _dataset_index(document: Any) -> Any:
     return (asked, index.shares(asked or (), 0.0))
 
 
+def _installation(document: Any) -> Any:
+    service = object_at(object_at(document, "clientConfig"), "service")
+    return (
+        unready_reason(document),
+        service_access(service, b"x"),
+        offer_of(document, "gigaslice.io/vgpu-memory"),
+    )
+
+
 def _lease(document: Any) -> Any:
     leader = lease.Leader(KubeClient.__new__(KubeClient), "ns", "name", "me", lambda leads: None)
     leader._note(document)
@@ -347,6 +357,9 @@ DECODERS: tuple[Decoder, ...] = (
         {"node": node, "dataset": one} for node in seeds.dataset_nodes() for one in seeds.DATASETS
     ), (ValueError, InputError), (), 0.5),
     Decoder("cluster", (*CLUSTER, CLI), _document(_in_cluster), _cluster_seeds, (), (), 0.6),
+    Decoder("installation", (CLI,), _document(_installation), seeds.installation, (ValueError, GigasliceError), (
+        "agent.commands.cluster_checks",
+    ), 0.5),
     Decoder("lease", CLUSTER, _document(_lease), seeds.leases, (), ("gigaslice.kubeapi.lease",), 0.5),
     Decoder("pod of a prefetch", (CLI,), _document(judge_all), seeds.prefetch_pods, (), (
         "gigaslice.core.dataset.prefetch", "gigaslice.roles.dataset_node.subcommands.prefetch_nodes",

@@ -240,6 +240,13 @@ def nodes() -> tuple[Document, ...]:
     ) + recorded("metadata", "status", kind="Node", most=2)
 
 
+def installation() -> tuple[Document, ...]:
+    """Nodes with what the kubelet offers, a pod of an agent, and a webhook."""
+    service = {"name": "gigaslice-webhook", "namespace": "gigaslice", "path": "/validate", "port": 443}
+    offering = ({**node, "status": {**node["status"], "allocatable": {MEMORY: "32"}}} for node in nodes())
+    return (*offering, AGENT_POD, {"clientConfig": {"caBundle": "eA==", "service": service}})
+
+
 def inventories() -> tuple[str, ...]:
     """Texts of inventories."""
     return (inventory().encode(), inventory(1, held=False, model="Tesla T4").encode(), inventory(8).encode())

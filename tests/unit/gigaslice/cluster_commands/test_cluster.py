@@ -387,6 +387,18 @@ def test_the_cluster_is_found_as_kubectl_finds_it(tmp_path):
     assert target("", "", "", {}, tmp_path).access.host == "d"
 
 
+def test_a_user_without_an_entry_and_without_home_is_no_internal_error(monkeypatch, capsys):
+    """As a container that runs as a number, where nothing sets $HOME."""
+
+    def nobody(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    assert main(["nodes"]) == 2 and "no ~/.kube/config" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "server", ["https://host:6443", "http://me:secret@host", "http://:80", "http://host:x"]
 )
