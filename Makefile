@@ -28,7 +28,7 @@ TREE := gigaslice/roles/dataset_node/sources/_tree.c
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch]) \
   $(TREE)
 
-.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench sizing test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man tables names chart-schema clean help
+.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench sizing test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man tables names chart-schema chart-readme manifests clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -155,6 +155,12 @@ tables: $(VENV) $(EXTENSION)  ## the tables of docs, from the code: after a chan
 
 chart-schema: $(VENV)  ## the schema of the chart's values, from the settings of all roles
 	$(PY) deploy/helm/schema.py
+
+chart-readme: chart-schema  ## the chart's README.md, from its values and their schema
+	$(PY) deploy/helm/readme.py
+
+manifests: $(VENV)  ## daemonset.yaml, deploy/*.yaml and the chart's list of images, from the chart
+	$(PY) deploy/helm/manifests.py
 
 clean:  ## remove everything that was built
 	rm -rf $(BUILD) dist *.egg-info vcuda/_native*.so vcuda/_lib gigaslice/roles/dataset_node/sources/_tree*.so

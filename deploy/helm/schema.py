@@ -213,10 +213,17 @@ TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 OBJECTS = {"type": "array", "items": FREE}
 PATH = {"type": "string", "pattern": "^/.*[^/]$"}
 SOME = {"type": "string", "minLength": 1}
+DIGEST = {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}
+REGISTRY = {  # a host, a port, and a path that mirrors often have; without https:// and without a slash at its end
+    "type": "string",
+    "pattern": "^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]([-a-z0-9._]*[a-z0-9])?)*)?$",
+}
 NODES = {"type": ["integer", "string"], "minimum": 0, "pattern": "^([0-9]+|[1-9]?[0-9]%|100%)$"}
 
 VALUES: dict[str, Schema] = {
+    "global": FREE | {"properties": {"imageRegistry": REGISTRY}},  # of all charts of an installation
     "image.repository": SOME,
+    "image.digest": DIGEST,
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "imagePullSecrets": OBJECTS,
     "extraEnv": variables(config.Config),
@@ -227,6 +234,9 @@ VALUES: dict[str, Schema] = {
     "networkPolicy.from": OBJECTS,
     "metrics.rules.enabled": {"enum": ["auto", True, False]},
     "metrics.rules.labels": TEXTS,
+    "metrics.podMonitor.enabled": {"enum": ["auto", True, False]},
+    "metrics.podMonitor.labels": TEXTS,
+    "metrics.podMonitor.interval": {"type": "string", "pattern": "^([1-9][0-9]*(ms|s|m))?$"},
     "serviceAccount.annotations": TEXTS,
     "rbac.evict": {"enum": ["auto", True, False]},
     "driverLimits.mode": words("auto", "required", "off"),
@@ -238,6 +248,7 @@ VALUES: dict[str, Schema] = {
     "scheduler.replicas": {"type": "integer", "minimum": 1},
     "scheduler.managedResources": {"type": "array", "items": {"type": "string", "pattern": f"^{RESOURCE}$"}},
     "scheduler.kubeScheduler.repository": SOME,
+    "scheduler.kubeScheduler.digest": DIGEST,
     "scheduler.kubeScheduler.extraArgs": {"type": "array", "items": {"type": "string"}},
     "controller.replicas": {"type": "integer", "minimum": 1},
     "admission.mode": {"enum": ["auto", "policy", "webhook", "none"]},
@@ -298,7 +309,7 @@ def made(chart: Path = CHART) -> str:
     whole_schema = {
         "$schema": "https://json-schema.org/draft-07/schema#",
         "$comment": "Made by deploy/helm/schema.py; not to be edited.",
-        **closed({"global": FREE, **of_values}),
+        **closed(of_values),
     }
     return json.dumps(whole_schema, indent=2, ensure_ascii=False) + "\n"
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, path_of
+from tests.cluster.control_plane import Api, ControlPlane, Document, Refused, find_binaries, path_of, until
+from tests.fakes.clusters import inventory_gpu, node_inventory
 from tests.unit.docs.test_docs import ROOT
-from tests.unit.manifests.test_chart import CHART, documents_of
+from tests.unit.manifests.test_chart import CHART, documents_of, listed
 
 SECRET = "/api/v1/namespaces/gigaslice/secrets/gigaslice-webhook"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -39,6 +40,13 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 def helm(plane: ControlPlane, *words: str) -> str:
     """Helm's answer; the first of WORDS is what it is to do with the release."""
+    done = helm_done(plane, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def helm_done(plane: ControlPlane, *words: str) -> subprocess.CompletedProcess[str]:
+    """The same with its exit code."""
     binary = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
     assert binary, "helm is missing: run make"
     verbs = words[:2] if words[0] == "get" else words[:1]
@@ -47,9 +55,7 @@ def helm(plane: ControlPlane, *words: str) -> str:
         name: str(plane.folder / "helm") for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")
     }
     environment = {**os.environ, **home, "KUBECONFIG": str(plane.kubeconfig())}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
 
 
 def written(api: Api) -> tuple[object, object]:
@@ -92,6 +98,71 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(plane: ControlP
                 api.get(path_of(one))
 
     helm(plane, "install", str(CHART), *ON, UNCHECKED)  # takes the definitions that were kept for its own
+    helm(plane, "uninstall")
+
+
+PODS = "/api/v1/namespaces/gigaslice/pods"
+
+
+def in_order(api: Api) -> None:
+    """What kubelets and agents would write, of one node and its agent."""
+    inventory = node_inventory([inventory_gpu("a", 0)]).encode()
+    annotations = {"gigaslice.io/inventory": inventory}
+    api.post("/api/v1/nodes", {"metadata": {"name": "a", "annotations": annotations}})
+    api.patch("/api/v1/nodes/a/status", {"status": {"allocatable": {"gigaslice.io/vgpu-memory": "16"}}})
+    labels = {"app.kubernetes.io/name": "gigaslice", "app.kubernetes.io/component": "node"}
+    spec = {"containers": [{"name": "node", "image": "x"}], "nodeName": "a"}
+    api.post(PODS, {"metadata": {"name": "agent-a", "labels": labels}, "spec": spec})
+    api.patch(f"{PODS}/agent-a/status", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+
+
+def asked(plane: ControlPlane, pod: Document) -> list[str]:
+    """What the command of the test's pod prints with the token of its account, as in a container of it."""
+    account = f"/api/v1/namespaces/gigaslice/serviceaccounts/{pod['spec']['serviceAccountName']}"
+    token = plane.admin.post(f"{account}/token", {"spec": {"expirationSeconds": 600}})["status"]["token"]
+    words = [*pod["spec"]["containers"][0]["args"], "--kubeconfig", str(plane.kubeconfig("test", token))]
+    command = [sys.executable, "-m", "gigaslice_cli", *words]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert done.returncode == any(line.startswith("fail") for line in lines)
+    return lines
+
+
+def test_the_pod_of_helm_test_may_read_what_it_asks_for(plane: ControlPlane) -> None:
+    """Its objects are applied by hand: `helm test` wants schemas that the server of these tests does not serve."""
+    api = plane.admin
+    in_order(api)
+    hooks = [one for one in listed(tests=True) if "helm.sh/hook" in one["metadata"].get("annotations", {})]
+    (pod,) = [one for one in hooks if one["kind"] == "Pod"]
+    for one in hooks:
+        api.apply(one)
+    until(lambda: all(line.startswith("ok ") for line in asked(plane, pod)))
+    api.patch("/api/v1/nodes/a/status", {"status": {"allocatable": {"gigaslice.io/vgpu-memory": "0"}}})
+    first, second = asked(plane, pod)
+    assert first.startswith("ok    node ") and second.startswith("fail  nodes"), (first, second)
+    for one in hooks:
+        if one["kind"] == "Role":
+            api.delete(path_of(one))
+    until(lambda: any(line.startswith("fail  API server") for line in asked(plane, pod)))
+    for one in hooks:
+        if one["kind"] != "Role":
+            api.delete(path_of(one), {"gracePeriodSeconds": 0})
+    api.delete(f"{PODS}/agent-a", {"gracePeriodSeconds": 0})
+    api.delete("/api/v1/nodes/a")
+
+
+def test_definitions_go_to_somebody_else_and_come_back(plane: ControlPlane) -> None:
+    api = plane.admin
+    path = f"{DEFINITIONS}/resourceclasses.gigaslice.io"
+    helm(plane, "install", str(CHART), *ON, UNCHECKED)
+    helm(plane, "upgrade", str(CHART), *ON, "--set", "crds.enabled=false", UNCHECKED)
+    assert api.get(path), "kept"
+    helm(plane, "uninstall")
+    api.patch(path, {"metadata": {"annotations": {"meta.helm.sh/release-name": "other"}}})
+    refused = helm_done(plane, "install", str(CHART), *ON, UNCHECKED)
+    assert refused.returncode != 0 and "meta.helm.sh/release-name" in refused.stderr
+    helm(plane, "install", str(CHART), *ON, UNCHECKED, "--take-ownership")
+    assert api.get(path)["metadata"]["annotations"]["meta.helm.sh/release-name"] == "gigaslice"
     helm(plane, "uninstall")
 
 

@@ -30,16 +30,20 @@ CHECKED = "--annotation-rights=checked"
 Documents = dict[str, dict[str, Any]]
 
 
-def helm(*words: str, release: str = "gigaslice") -> subprocess.CompletedProcess[str]:
-    """`helm template` of the chart; the binary comes with the development dependencies."""
+def helm(*words: str, release: str = "gigaslice", tests: bool = False) -> subprocess.CompletedProcess[str]:
+    """`helm template` of the chart; the binary comes with the development dependencies.
+
+    TESTS: with the objects of `helm test`.
+    """
     found = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
     assert found, "helm is missing: run make"
     command = [found, "template", release, str(CHART), "--namespace", "gigaslice", *words]
+    command += [] if tests else ["--skip-tests"]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def listed(*words: str, release: str = "gigaslice") -> list[dict[str, Any]]:
-    done = helm(*words, release=release)
+def listed(*words: str, release: str = "gigaslice", tests: bool = False) -> list[dict[str, Any]]:
+    done = helm(*words, release=release, tests=tests)
     assert done.returncode == 0, done.stderr
     return documents_of(done.stdout)
 

@@ -34,7 +34,7 @@ def test_a_release_that_is_there_already_changes_nothing() -> None:
 
 
 def test_the_chart_looks_nothing_up_and_makes_nothing_up() -> None:
-    for path in (CHART / "templates").iterdir():
+    for path in (CHART / "templates").rglob("*.*"):
         code = re.sub(r"\{\{-? */\*.*?\*/ *-?\}\}", "", path.read_text(), flags=re.DOTALL)
         calls = re.findall(r"\{\{[^}]*\b(lookup|now|uuidv4|rand\w+|gen\w*(?:CA|Cert|PrivateKey)\w*)\b", code)
         assert not calls, f"{path.name}: {calls}"

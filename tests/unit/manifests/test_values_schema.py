@@ -16,8 +16,8 @@ import yaml
 from gigaslice.runtime import setting_values
 from gigaslice.runtime.settings import Setting, table
 from tests.unit.docs.test_docs import PAGES, fences
+from tests.unit.manifests.helm_programs import schema
 from tests.unit.manifests.test_chart import CHART, helm
-from tests.unit.manifests.values_schema import schema
 
 TEXTS = (
     "", "on", "off", "On", "OFF", "true", "False", "no", "YES", "auto", "nvml", "report", "evict", "dry-run", "env",
@@ -270,8 +270,8 @@ def test_helm_takes(right: str) -> None:
 
 
 def test_objects_are_closed_but_for_what_kubernetes_defines() -> None:
-    """Every value of values.yaml that has values below it takes no others, unless Kubernetes says what it takes."""
-    free = set(schema.ANYWHERE) | {"affinity", "objectSelector", "annotations", "from", "labels"}
+    """A value that has values below it takes no others, unless Kubernetes or Helm says what it takes."""
+    free = {"affinity", "objectSelector", "annotations", "from", "labels", "global", *schema.ANYWHERE}
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     seen = 0
     for path in schema.paths(defaults):

@@ -362,10 +362,6 @@ c.?opaque.?driver.orValue("") == "gigaslice.io").map(c, c.opaque.parameters)
 {{- printf "system:serviceaccount:%s:%s" (index . 0).Release.Namespace (index . 1) -}}
 {{- end -}}
 
-{{- define "gigaslice.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
-{{- end -}}
-
 {{- /* A role's settings as flags: of a list of settings, of which an earlier one has its way. Not Helm's merge, which takes
        false, the "off" of a file of values, for a setting that is missing. */ -}}
 {{- define "gigaslice.flags" -}}
@@ -394,6 +390,13 @@ runAsUser: 65532
 runAsGroup: 65532
 seccompProfile:
   type: RuntimeDefault
+{{- end -}}
+
+{{- /* The annotations of what a test may do: made before its pod, and removed whatever becomes of that. */ -}}
+{{- define "gigaslice.testRights" -}}
+helm.sh/hook: test
+helm.sh/hook-weight: "-1"
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
 {{- end -}}
 
 {{- /* Where the pods of a role may run: of a list, the root, the role's values and its name. */ -}}

@@ -16,7 +16,7 @@ from gigaslice.core.errors import SizeError
 from gigaslice.core.units import parse_bytes
 from tests.unit.gigaslice.roles.controller.crd_schema import FOLDER, definition, evaluate, mistakes, schema
 
-POLICIES = (FOLDER.parents[1] / "templates" / "policies.yaml").read_text()
+POLICIES = (FOLDER.parents[1] / "templates" / "completion.yaml").read_text()
 PLURALS = (names.RESOURCE_CLASSES, names.EXTENDED_RESOURCES)
 
 
