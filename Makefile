@@ -28,7 +28,7 @@ TREE := gigaslice/roles/dataset_node/sources/_tree.c
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch]) \
   $(TREE)
 
-.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench sizing test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man tables names chart-schema chart-readme manifests clean help
+.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench sizing test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image image-root test-image lock man tables names chart-schema chart-readme manifests clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -142,6 +142,13 @@ image:  ## build the container image, gigaslice:<version> and :latest, with podm
 
 publish:  ## a step of the release workflow: STEP=check|image|index|chart|release|proposal, with TAG and IMAGE (.ci/publish)
 	@.ci/publish "$(STEP)"
+
+image-root: $(VENV)  ## the image, built on a local Debian root by buildah; writes docs/image.md. As root; minutes (tests/image)
+	$(PY) -m tests.image.root
+	$(PY) -m tests.image.sizes
+
+test-image: all fakedriver  ## every role started from that root as the chart says; after make image-root, as root
+	$(PY) -m pytest -n 0 -rs -o python_files='check_*.py' tests/image
 
 man: all  ## the manual pages of both commands, in build/man
 	mkdir -p $(BUILD)/man

@@ -2,6 +2,8 @@
 
     python deploy/image/lock.py            both files anew, with the newest versions that pyproject.toml allows
     python deploy/image/lock.py --check    whether they are what pyproject.toml asks for; asks no index
+    python deploy/image/lock.py --python 3.11 --directory DIR
+                                           the same versions for another Python on this architecture, for a trial
 
 `runtime.txt` is what the roles import, `build.txt` what its wheel is compiled with. pip chooses, as it would in the
 image: wheels for the image's Python on both architectures. It is asked what it would install, and installs nothing.
@@ -11,11 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 if sys.version_info >= (3, 11):
@@ -78,13 +81,15 @@ def disagreements(requirements: Iterable[str], found: Mapping[str, tuple[str, in
     return mistakes
 
 
-def chosen(requirements: Iterable[str], architecture: str) -> dict[str, tuple[str, str]]:
+def chosen(
+    requirements: Iterable[str], architecture: str, python: str = PYTHON
+) -> dict[str, tuple[str, str]]:
     """Version and hash by name of what pip would install."""
     platforms = [f"--platform={one}_{architecture}" for one in _GLIBC]
     command = [
         sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report=-",
-        "--only-binary=:all:", "--implementation=cp", f"--python-version={PYTHON}", *platforms,
-        f"--abi=cp{PYTHON.replace('.', '')}", "--abi=abi3", "--abi=none", "--disable-pip-version-check",
+        "--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms,
+        f"--abi=cp{python.replace('.', '')}", "--abi=abi3", "--abi=none", "--disable-pip-version-check",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as nowhere:
         done = subprocess.run(
@@ -97,16 +102,22 @@ def chosen(requirements: Iterable[str], architecture: str) -> dict[str, tuple[st
     return found
 
 
-def written(name: str, requirements: Iterable[str]) -> str:
+def written(
+    name: str,
+    requirements: Iterable[str],
+    python: str = PYTHON,
+    architectures: Sequence[str] = ARCHITECTURES,
+) -> str:
     """The text of a lock file. Raises ValueError when the architectures do not have the same versions."""
+    requirements = list(requirements)
     answers = [
-        chosen(requirements, architecture)
+        chosen(requirements, architecture, python)
         for architecture in each(
-            ARCHITECTURES, lambda one: f"{name}: asking for packages of {one}", name="lock"
+            architectures, lambda one: f"{name}: asking for packages of {one}", name="lock"
         )
     ]
     what = {"runtime.txt": "What the roles import", "build.txt": "What its wheel is compiled with"}[name]
-    lines = [_HEAD.format(what=what, python=PYTHON, architectures=" and ".join(ARCHITECTURES))]
+    lines = [_HEAD.format(what=what, python=python, architectures=" and ".join(architectures))]
     for package in sorted({one for answer in answers for one in answer}):
         versions = {answer[package][0] for answer in answers if package in answer}
         if len(versions) > 1:
@@ -119,11 +130,29 @@ def written(name: str, requirements: Iterable[str]) -> str:
     return "".join(lines)
 
 
+def write_for(python: str, directory: Path) -> None:
+    """Writes both files for PYTHON into DIRECTORY, with the versions of the image's own."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in wanted():
+        versions = locked((HERE / name).read_text(encoding="utf-8"))
+        same = [f"{package}=={version}" for package, (version, _) in versions.items()]
+        text = written(name, same, python, [platform.machine()])
+        (directory / name).write_text(text, encoding="utf-8")
+
+
 def main() -> int:
     """As the module says; 1 when the files do not agree with pyproject.toml."""
     parser = argparse.ArgumentParser(description="lock files of the image")
     parser.add_argument("--check", action="store_true", help="change nothing, ask no index")
-    check = parser.parse_args().check
+    parser.add_argument("--python", metavar="3.N", help="for this Python, into --directory")
+    parser.add_argument("--directory", metavar="DIR", type=Path, help="where the files for --python go")
+    words = parser.parse_args()
+    if bool(words.python) != bool(words.directory):
+        parser.error("--python and --directory go together: the image's own files are for its own Python")
+    if words.python:
+        write_for(words.python, words.directory)
+        return 0
+    check = words.check
     mistakes = []
     for name, requirements in wanted().items():
         if not check:

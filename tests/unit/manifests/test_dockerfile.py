@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import platform
 import re
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +67,38 @@ def test_what_a_lock_lacks_is_said() -> None:
     ]
     with pytest.raises(ValueError, match="no version with hashes"):
         lock.locked("h11==0.14.0\n")
+
+
+def test_a_trial_on_another_python_has_the_same_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For one architecture, and with what that Python alone needs."""
+    asked = []
+
+    def chosen(requirements: list[str], architecture: str, python: str) -> dict[str, tuple[str, str]]:
+        asked.append((architecture, python))
+        pinned = dict(one.split("==") for one in requirements)
+        return {name: (version, "0" * 64) for name, version in {**pinned, "exceptiongroup": "1.3"}.items()}
+
+    monkeypatch.setattr(lock, "chosen", chosen)
+    lock.write_for("3.11", tmp_path)
+    assert asked == [(platform.machine(), "3.11")] * 2
+    for name in lock.wanted():
+        text = (tmp_path / name).read_text()
+        ours = lock.locked((ROOT / "deploy" / "image" / name).read_text())
+        found = {package: version for package, (version, _) in lock.locked(text).items()}
+        assert found == {package: version for package, (version, _) in ours.items()} | {
+            "exceptiongroup": "1.3"
+        }
+        assert f"for Python 3.11 on {platform.machine()}" in text
+
+
+@pytest.mark.parametrize("words", [["--python", "3.11"], ["--directory", "x"]])
+def test_the_images_own_locks_are_not_written_for_another_python(words, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["lock.py", *words])
+    with pytest.raises(SystemExit):
+        lock.main()
+    assert "go together" in capsys.readouterr().err
 
 
 def test_the_image_that_runs_has_no_compiler_and_fetches_nothing() -> None:
