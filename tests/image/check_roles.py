@@ -199,8 +199,8 @@ def test_the_agent_serves_the_kubelet(host: Path, api: ApiServer) -> None:
             asked = PodSpec("p", (ContainerSpec(resources={RESOURCE: 8}),))
             created = kubelet.create_pod(asked)
             eventually(lambda: len(kubelet.device_ids(created, RESOURCE)) == 8, agent)
-            (allocation,) = (sources["state"] / "allocations").iterdir()
-            assert (allocation / "limits").stat().st_size > 0
+            pages = eventually(lambda: list((sources["state"] / "allocations").glob("*/limits")), agent)
+            assert all(page.stat().st_size > 0 for page in pages)
 
 
 @pytest.fixture
