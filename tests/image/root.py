@@ -156,6 +156,13 @@ def unpack() -> None:
         buildah("rm", working)
 
 
+def release() -> None:
+    """Takes away the mount that buildah leaves on its store, which would keep `make clean` from removing it."""
+    overlay = FOLDER / "store" / "overlay"
+    if overlay.is_mount():
+        run("umount", "--recursive", str(overlay))
+
+
 def blob(digest: str) -> Path:
     """The file of a blob of the layout."""
     return LAYOUT / "blobs" / Path(digest.replace(":", "/"))
@@ -211,6 +218,8 @@ def main(words: Sequence[str] = ()) -> int:
             file=sys.stderr,
         )
         return 1
+    finally:
+        release()
     return 0
 
 
