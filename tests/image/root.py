@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -196,7 +195,7 @@ def unpacked_bytes(archive: Path) -> int:
     return int(unpacked.stdout)
 
 
-def main(words: Sequence[str] = ()) -> int:
+def main() -> int:
     """Builds it; the exit code."""
     try:
         check_machine()
