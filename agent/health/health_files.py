@@ -14,7 +14,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def read_report(state_dir: Path) -> Report | None:
     try:
         return Report(
             str(document["boot"]),
-            tuple(GpuRecord(**record) for record in document["gpus"]),
+            tuple(_gpu_record(record) for record in document["gpus"]),
             {str(uuid): _gpu_health(health) for uuid, health in document["health"].items()},
         )
     except (KeyError, AttributeError, TypeError, ValueError) as error:
@@ -121,6 +121,12 @@ def write_report(state_dir: Path, report: Report) -> None:
     health: Mapping[str, Any] = {uuid: asdict(health_of_gpu) for uuid, health_of_gpu in report.health.items()}
     gpus: Sequence[Any] = [asdict(gpu) for gpu in report.gpus]
     _write(state_dir / HEALTH, {"boot": report.boot, "gpus": gpus, "health": health}, sync=False)
+
+
+def _gpu_record(record: Mapping[str, Any]) -> GpuRecord:
+    """What a later agent adds is left out."""
+    names = {field.name for field in fields(GpuRecord)}
+    return GpuRecord(**{name: value for name, value in record.items() if name in names})
 
 
 def _gpu_health(record: Mapping[str, Any]) -> GpuHealth:

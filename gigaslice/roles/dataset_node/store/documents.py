@@ -1,6 +1,7 @@
 """The small files of the store: JSON with a version and a checksum, replaced in one step.
 
-A file that was cut, changed or written by a newer version is told from a good one and reported; it is never half used.
+A file that was cut or changed is told from a good one and reported, and so is one of another version: it is never half
+used. What a later service has added without another version is left out.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,9 @@ def read_metadata(path: Path) -> DatasetMetadata:
     """Reads what is known of a dataset. Raises DocumentError."""
     body = _read(path)
     try:
-        size, mtime = body.pop("stamp")
-        return DatasetMetadata(**body, stamp=(int(size), int(mtime)))
+        size, mtime = body["stamp"]
+        known = _known(DatasetMetadata, body)
+        return DatasetMetadata(**{**known, "stamp": (int(size), int(mtime))})
     except (TypeError, ValueError, KeyError) as error:
         raise DocumentError(f"{path} does not describe a dataset") from error
 
@@ -107,8 +109,11 @@ def read_record(path: Path) -> VolumeRecord:
     """Reads the record of a volume. Raises DocumentError."""
     body = _read(path)
     try:
-        volume_sources = tuple(VolumeSource(**volume_source) for volume_source in body[_SOURCES_KEY])
-        return VolumeRecord(Volume(**body["volume"]), volume_sources, float(body["created"]))
+        volume_sources = tuple(
+            VolumeSource(**_known(VolumeSource, volume_source)) for volume_source in body[_SOURCES_KEY]
+        )
+        volume = Volume(**_known(Volume, body["volume"]))
+        return VolumeRecord(volume, volume_sources, float(body["created"]))
     except (TypeError, ValueError, KeyError) as error:
         raise DocumentError(f"{path} does not describe a volume") from error
 
@@ -120,6 +125,14 @@ def write_document(path: Path, value: DatasetMetadata | VolumeRecord) -> None:
         body[_SOURCES_KEY] = body.pop("volume_sources")
     text = {"version": _VERSION, "check": _checksum(body), "body": body}
     replace_file(path, json.dumps(text, indent=1, sort_keys=True).encode(), mode=0o600, sync=True)
+
+
+def _known(of: type[DatasetMetadata | Volume | VolumeSource], body: Any) -> dict[str, Any]:
+    """The fields of BODY that OF has. Raises TypeError where BODY is no object."""
+    if not isinstance(body, dict):
+        raise TypeError(f"{body!r} is no object")
+    names = {field.name for field in fields(of)}
+    return {name: value for name, value in body.items() if name in names}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -70,6 +70,16 @@ def test_a_damaged_report_is_named(tmp_path, content):
         read_report(tmp_path)
 
 
+def test_what_a_later_agent_adds_to_its_report_is_left_out(tmp_path):
+    report = Report("boot", (GpuRecord(uuid(0), 0, "L4", 24, True, False),), {uuid(0): GpuHealth()})
+    write_report(tmp_path, report)
+    document = json.loads((tmp_path / HEALTH).read_text())
+    for part in (document, document["gpus"][0], document["health"][uuid(0)]):
+        part["later"] = 1
+    (tmp_path / HEALTH).write_text(json.dumps(document))
+    assert read_report(tmp_path) == report
+
+
 def test_a_newer_version_is_refused_and_kept(tmp_path):
     text = '{"version": 2, "cordons": {}}'
     (tmp_path / CORDON).write_text(text)
