@@ -1,10 +1,12 @@
 """The steps of the build that are not declarations: the two extensions, and the library inside a wheel.
 
 An editable installation has no library of its own; it uses ``build/libvcuda.so``, which ``make`` keeps current.
+``LIBVCUDA`` in the environment names a library that is there already: built for another processor (``make wheels``).
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,13 +34,24 @@ class BuildWithLibrary(build_py):
         super().run()
         if self.editable_mode:
             return
-        made = Path(self.get_finalized_command("build").build_temp).resolve() / "native"
-        command = ["make", "-C", str(ROOT), f"CUDA_INCLUDE={cuda_include()}", f"BUILD={made}", "native"]
-        if subprocess.run(command, check=False).returncode:
-            sys.exit("error: libvcuda.so could not be compiled: see above; gcc and make are needed")
         target = Path(self.build_lib) / "vcuda" / "_lib"
         self.mkpath(str(target))
-        self.copy_file(str(made / "libvcuda.so"), str(target / "libvcuda.so"))
+        self.copy_file(os.environ.get("LIBVCUDA") or str(self._compiled()), str(target / "libvcuda.so"))
+
+    def _compiled(self) -> Path:
+        """The library, made now: without the debug data, which would be most of the wheel."""
+        made = Path(self.get_finalized_command("build").build_temp).resolve() / "native"
+        command = [
+            "make",
+            "-C",
+            str(ROOT),
+            f"CUDA_INCLUDE={cuda_include()}",
+            f"BUILD={made}",
+            "native-shipped",
+        ]
+        if subprocess.run(command, check=False).returncode:
+            sys.exit("error: libvcuda.so could not be compiled: see above; gcc, binutils and make are needed")
+        return made / "shipped" / "libvcuda.so"
 
 
 # Of the dataset service: see the file. The limited API, as the other extension: one wheel for all versions of Python.

@@ -9,7 +9,7 @@ ZIG   := $(abspath $(BUILD))/zig/cc
 # noseparate-code, which is what it does anyway; no LTO plugin of gcc's; not two of gcc's optimisations that the
 # simulated driver turns off, whose warnings are gcc's business.
 cross = +$(Q)$(MAKE) --no-print-directory -C $(CURDIR) BUILD=$(BUILD)/$(1)-2.17 CC="$(ZIG)-$(1)" PY=$(PY) \
-  CUDA_INCLUDE=$(abspath $(CUDA_INCLUDE)) NATIVE_LTO= FAKE_CFLAGS='$(filter-out -fno-ipa-icf -fno-tree-slp-vectorize -Werror,$(FAKE_CFLAGS)) -w' \
+  OBJCOPY="$(abspath $(PY)) -m ziglang objcopy" CUDA_INCLUDE=$(abspath $(CUDA_INCLUDE)) NATIVE_LTO= FAKE_CFLAGS='$(filter-out -fno-ipa-icf -fno-tree-slp-vectorize -Werror,$(FAKE_CFLAGS)) -w' \
   NATIVE_LDFLAGS='$(subst -Bsymbolic-functions,-Bsymbolic,$(filter-out %$(COMMA)noseparate-code,$(NATIVE_LDFLAGS))) -nostdlib' \
   NATIVE_LIBC='$(addprefix $(BUILD)/zig/stubs-$(1)/,libc.so.6 libld.so.2)' \
   $(addprefix $(BUILD)/$(1)-2.17/,$(2))

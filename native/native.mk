@@ -75,6 +75,18 @@ $(eval $(call native_flavour,tsan,$(NATIVE_TSAN)))
 $(BUILD)/libvcuda.so: $(BUILD)/native/release/libvcuda.so
 	@cp $< $@.new && mv $@.new $@
 
+# What is installed: without symbols and debug data, nine tenths of the file. Those go into a file of their own, which
+# debuggers find by its name in the library, or by the build id.
+OBJCOPY ?= objcopy
+SHIPPED := $(BUILD)/shipped
+.PHONY: native-shipped
+native-shipped: $(SHIPPED)/libvcuda.so
+$(SHIPPED)/libvcuda.so: $(BUILD)/libvcuda.so
+	@mkdir -p $(@D)
+	@echo "  STRIP  $@"
+	$(Q)$(OBJCOPY) --only-keep-debug $< $@.debug.new && mv $@.debug.new $@.debug
+	$(Q)cd $(@D) && $(OBJCOPY) --strip-all --add-gnu-debuglink=$(@F).debug $(abspath $<) $(@F).new && mv $(@F).new $(@F)
+
 # The same library with another directory in the place of /etc/vcuda, for tests of what happens in a container:
 #   make native-rooted VC_ROOT=/some/dir ROOTED_OUT=/some/libvcuda.so
 .PHONY: native-rooted
