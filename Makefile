@@ -1,6 +1,6 @@
 # Gigaslice. `make help` lists what there is to type; python3 (3.10+), gcc and make are all that is needed.
 # Every target sets up what it needs: Python packages and the CUDA headers go to build/venv, results to build/.
-# The parts keep their own rules: native/native.mk, tests/fakedriver/fakedriver.mk, proto/proto.mk.
+# The parts keep their own rules: native/native.mk, tests/fakedriver/fakedriver.mk, proto/proto.mk, release/release.mk.
 
 SHELL  := /bin/bash
 .DEFAULT_GOAL := all
@@ -28,11 +28,11 @@ TREE := gigaslice/roles/dataset_node/sources/_tree.c
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch]) \
   $(TREE)
 
-.PHONY: model model-quick all native extension extension-asan demo demo-cluster pictures test test-long check lint bench sizing test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image image-root test-image lock man tables names chart-schema chart-readme manifests clean help
+.PHONY: model model-quick all native extension extension-asan extension-check demo demo-cluster pictures test test-long check lint bench sizing test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image image-root test-image lock man tables names chart-schema chart-readme manifests clean help
 
 all: native extension  ## build the library and the Python bindings
 
--include native/native.mk tests/fakedriver/fakedriver.mk tests/fuzz/fuzz.mk proto/proto.mk
+-include native/native.mk tests/fakedriver/fakedriver.mk tests/fuzz/fuzz.mk proto/proto.mk release/release.mk
 
 native: $(BUILD)/libvcuda.so  ## build build/libvcuda.so
 
@@ -57,7 +57,7 @@ test: all fakedriver native-test  ## every test that needs neither GPU nor clust
 test-long:  ## the same with all seeds
 	$(MAKE) test LONG=--long
 
-check: all lint names workflows licences proto-check native-check native-asan native-tsan extension-asan fuzz-replay model-quick  ## lint, layers, names without a test, workflows, licences, symbols, sanitizers, model
+check: all lint names workflows licences proto-check native-check extension-check native-asan native-tsan extension-asan fuzz-replay model-quick  ## lint, layers, names without a test, workflows, licences, symbols, sanitizers, model
 
 lint: $(VENV)  ## formatting, lint, types, layer contracts
 	$(BIN)/ruff format --check .
@@ -187,6 +187,9 @@ $(EXTENSION): $(EXTENSION_SOURCES) | $(VENV)
 	@echo "extension: compiling the Python bindings"
 	@$(PY) setup.py --quiet build_ext --force --inplace --build-temp $(BUILD)/extension
 	@touch $@
+
+extension-check: $(EXTENSION)  ## names of the C library and of Python that the extensions use
+	$(PY) tests/native/check_extensions.py vcuda/_native.abi3.so gigaslice/roles/dataset_node/sources/_tree.abi3.so
 
 # The dataset service's extension, and its tests, under address and undefined-behaviour sanitizers.
 extension-asan: $(BUILD)/extension-asan/_tree.abi3.so all

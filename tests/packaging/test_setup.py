@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from vcuda.version import VERSION
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -115,17 +117,17 @@ def test_the_exit_code_of_ci_is_honest(tmp_path: Path, check: str, tests: str, c
 @pytest.mark.parametrize(
     ("tool", "platforms", "words"),
     [
-        ("podman", "", "build --tag gigaslice:0.1.0 --tag gigaslice:latest ."),
-        ("docker", "", "build --tag gigaslice:0.1.0 --tag gigaslice:latest ."),
+        ("podman", "", f"build --tag gigaslice:{VERSION} --tag gigaslice:latest ."),
+        ("docker", "", f"build --tag gigaslice:{VERSION} --tag gigaslice:latest ."),
         (
             "podman",
             "linux/amd64,linux/arm64",
-            "build --platform linux/amd64,linux/arm64 --manifest gigaslice:0.1.0 .",
+            f"build --platform linux/amd64,linux/arm64 --manifest gigaslice:{VERSION} .",
         ),
         (
             "docker",
             "linux/amd64,linux/arm64",
-            "buildx build --platform linux/amd64,linux/arm64 --tag gigaslice:0.1.0 --tag gigaslice:latest .",
+            f"buildx build --platform linux/amd64,linux/arm64 --tag gigaslice:{VERSION} --tag gigaslice:latest .",
         ),
     ],
 )

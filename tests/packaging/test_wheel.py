@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import vcuda
+from release.versions import package_version
 from tests.unit.manifests.dockerfile import COPIED, ROOT
 
 pytestmark = pytest.mark.timeout(600)  # the library is compiled, beside other tests
@@ -46,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_what_is_in_the_wheel(wheel: Path) -> None:
-    assert wheel.name.startswith(f"gigaslice-{vcuda.__version__}-cp310-abi3-linux_")
+    assert wheel.name.startswith(f"gigaslice-{package_version(vcuda.__version__)}-cp310-abi3-linux_")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         assert archive.read("vcuda/_lib/libvcuda.so")[:4] == b"\x7fELF"
@@ -71,7 +72,7 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
         "gigaslice",
         "gigaslice_cli",
         "vcuda",
-        f"gigaslice-{vcuda.__version__}.dist-info",
+        f"gigaslice-{package_version(vcuda.__version__)}.dist-info",
     }
 
 

@@ -13,7 +13,19 @@ import pytest
 
 from tests.unit.docs.test_docs import ROOT, names
 
-TOPS = ("agent", "deploy", "docs", "gigaslice", "gigaslice_cli", "native", "proto", "tests", "vcuda", ".ci")
+TOPS = (
+    "agent",
+    "deploy",
+    "docs",
+    "gigaslice",
+    "gigaslice_cli",
+    "native",
+    "proto",
+    "release",
+    "tests",
+    "vcuda",
+    ".ci",
+)
 SUFFIXES = {
     "",
     ".c",
@@ -34,6 +46,8 @@ OURS = r"gigaslice|vcuda"
 COMMAND = r"\b(?:pipx?3?|uv|uvx|easy_install)[\s*]+(?:tool\s+|pip\s+)?(?:install|wheel|run|download)\b"
 INSTALL = re.compile(COMMAND + r"((?:[^\n`)]*\\\n|[ '\"]*\n)*[^\n`)]*)")
 """A command that installs, and its words; those of the next line too where this one ends early or in a backslash."""
+INDEX = re.compile(r"(?i)\b(?:test\.?)?pypi\b|\bpython ?package index\b|pythonhosted")
+"""Words that name an index. What the workflows must write is in .github, which is none of our texts."""
 SELF = '    "gigaslice[cluster,dataset,native,test]",\n'
 """The one line of pyproject.toml that may: pip takes it for the checkout that is being installed."""
 
@@ -48,11 +62,22 @@ def texts() -> Iterator[Path]:
                 yield path
 
 
+def registered(text: str) -> bool:
+    """Whether the first step of RELEASING.md, whose text is TEXT, is ticked: our name is ours in the index."""
+    step = re.search(r"(?m)^- \[([ x])\] (.*)$", text)
+    assert step is not None and "Register the name `gigaslice`" in step[2]
+    return step[1] == "x"
+
+
+REGISTERED = registered((ROOT / "RELEASING.md").read_text())
+
+
 def mistakes(text: str) -> list[str]:
-    """What TEXT names as a package of ours in an index: by an extra, or behind a command that installs."""
+    """What TEXT names as a package of ours in an index: an index, an extra, or words behind a command that installs."""
+    indices = [match[0] for match in INDEX.finditer(text)]
     extras = re.findall(rf"(?i)\b(?:{OURS})\s*\[[a-z][a-z0-9, _-]*\]", text)
     commands = [match[0] for match in INSTALL.finditer(text) if installs_ours(match[1])]
-    return extras + commands
+    return indices + extras + commands
 
 
 def installs_ours(words: str) -> bool:
@@ -68,7 +93,7 @@ def test_no_text_names_a_package_of_ours_in_an_index() -> None:
             assert SELF in text
             text = text.replace(SELF, "")
         if path != Path(__file__):
-            assert mistakes(text) == [], names(path)
+            assert REGISTERED or mistakes(text) == [], names(path)
             looked_at += 1
     assert looked_at > 1000
 
@@ -86,6 +111,11 @@ def test_no_text_names_a_package_of_ours_in_an_index() -> None:
         "pip3 install -U gigaslice",
         "(`pip install\n   gigaslice`)",
         "pip install --no-cache-dir \\\n  gigaslice",
+        "it is on PyPI",
+        "from https://pypi.org/simple",
+        "files.pythonhosted.org",
+        "the Python Package Index",
+        "TestPyPI",
     ],
 )
 def test_it_would_be_noticed(text: str) -> None:
@@ -105,6 +135,12 @@ def test_it_would_be_noticed(text: str) -> None:
 )
 def test_what_is_right_is_left_alone(text: str) -> None:
     assert mistakes(text) == []
+
+
+def test_a_step_is_done_when_it_is_ticked() -> None:
+    text = "# Making a release\n\n- [ ] Register the name `gigaslice` in the package index.\n- [x] Another.\n"
+    assert not registered(text)
+    assert registered(text.replace("[ ]", "[x]"))
 
 
 def test_the_first_page_says_where_ours_comes_from() -> None:

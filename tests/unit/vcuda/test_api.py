@@ -40,5 +40,5 @@ def test_every_module_says_what_is_public_and_what_for(name: str) -> None:
 
 def test_the_version_has_one_home() -> None:
     root = Path(vcuda.__file__).parent.parent
-    assert re.fullmatch(r"\d+\.\d+\.\d+", vcuda.__version__)
+    assert re.fullmatch(r"\d+\.\d+\.\d+(-dev)?", vcuda.__version__)
     assert f'version = "{vcuda.__version__}"' not in (root / "pyproject.toml").read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Making a release, without making one."""
