@@ -25,7 +25,9 @@ ROOT = Path(__file__).resolve().parents[3]
 PYTHON = sorted(
     path for top in ("agent", "gigaslice", "gigaslice_cli") for path in (ROOT / top).rglob("*.py")
 )
-TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RELEASING.md", "SECURITY.md")]
+TOP = [
+    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RELEASING.md", "SECURITY.md")
+]
 PAGES = [
     *TOP, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "adr").glob("*.md")),
     *sorted((ROOT / "gigaslice").rglob("*.md")),
