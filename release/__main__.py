@@ -22,8 +22,9 @@ from release.cut import CHANGELOG, Tree, cut_tree, problems
 from release.outside import outside_commands
 
 ROOT = Path(__file__).resolve().parents[1]
-GENERATED = ("tables", "chart-schema")
+GENERATED = ("tables", "chart-readme", "manifests")
 BUILT = ("sdist", "wheels", "chart", "sbom")
+IMAGE = ("image-root", "test-image")
 LINKED = ("venv", "include", "zig")
 """Of build/: what a copy of the tree has no need to make once more."""
 EPOCH = 946684800  # 2000: older than anything below build/, so that make makes none of LINKED anew
@@ -34,6 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="make release", description=__doc__)
     parser.add_argument("version")
     parser.add_argument("--cut", action="store_true", help="cut this tree, in two commits")
+    parser.add_argument(
+        "--image", action="store_true", help="carry the Dockerfile out, too, and start every role"
+    )
     parser.add_argument("--date", type=date.fromisoformat, default=datetime.now(timezone.utc).date())
     chosen = parser.parse_args(arguments)
     version: str = chosen.version
@@ -45,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if chosen.cut:
             _cut_here(version, chosen.date)
-        _build(version, chosen.date)
+        _build(version, chosen.date, image=chosen.image)
     except subprocess.CalledProcessError as error:
         print(f"error: {' '.join(map(str, error.cmd))} failed: see above", file=sys.stderr)
         if chosen.cut and _tree().changed:
@@ -74,8 +78,12 @@ def _cut_here(version: str, on: date) -> None:
     )
 
 
-def _build(version: str, on: date) -> None:
-    """Makes the distributions, from a copy: of the release's commit where there is one."""
+def _build(version: str, on: date, *, image: bool) -> None:
+    """Makes the distributions, from a copy: of the release's commit where there is one.
+
+    With IMAGE the copy's Dockerfile is carried out as well; what that leaves stays in the copy, since its base is not
+    the published one.
+    """
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     copy = ROOT / "build" / "release" / version / "tree"
@@ -87,13 +95,17 @@ def _build(version: str, on: date) -> None:
     environment = {**os.environ, "SOURCE_DATE_EPOCH": stamp}
     for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
         environment.pop(name, None)
-    for targets in (GENERATED, BUILT):
+    for targets in (GENERATED, BUILT, *([IMAGE] if image else [])):
         _run("make", "--no-print-directory", "-C", str(copy), f"DIST={dist}", *targets, env=environment)
     notes = section((copy / CHANGELOG).read_text(encoding="utf-8"), version)
     finish(dist, version, notes)
     print(f"\nIn {dist.relative_to(ROOT)}/:")
     for path in sorted(dist.iterdir()):
         print(f"  {path.stat().st_size:>9}  {path.name}")
+    if image:
+        print(
+            f"\nThe image's root: {copy.relative_to(ROOT)}/build/image/root; every role has started from it"
+        )
     print("\nNot done, since it reaches others (RELEASING.md):")
     for line in outside_commands(version, sorted(path.name for path in dist.iterdir())):
         print(f"  {line}")

@@ -8,9 +8,9 @@ HERE := $(shell uname -m 2>/dev/null)
 shipped_library = $(if $(filter $(HERE),$(1)),$(BUILD),$(BUILD)/$(1)-2.17)/shipped/libvcuda.so
 
 .PHONY: release dist sdist wheels chart sbom fixtures
-release: $(RELEASE_TOOLS) $(CROSS)  ## a release: VERSION=1.2.3; what it would be, in dist/. CUT=yes: in this tree, too
+release: $(RELEASE_TOOLS) $(CROSS)  ## what a release would be, in dist/: VERSION=1.2.3; CUT=yes cuts this tree, IMAGE=yes adds the image's root
 	@test -n "$(VERSION)" || { echo "error: which one? make release VERSION=1.2.3" >&2; exit 2; }
-	@$(PY) -m release "$(VERSION)" $(if $(filter yes,$(CUT)),--cut) $(if $(DATE),--date "$(DATE)")
+	@$(PY) -m release "$(VERSION)" $(if $(filter yes,$(CUT)),--cut) $(if $(filter yes,$(IMAGE)),--image) $(if $(DATE),--date "$(DATE)")
 
 dist: sdist wheels chart sbom  ## the packages, the chart and the list of components, in dist/
 
