@@ -1,4 +1,4 @@
-# The image of `gigaslice node`: podman build --tag gigaslice:0.1.0 . (or docker; `make image` picks one).
+# The image of `gigaslice node`: podman build --tag gigaslice:0.2.0-dev . (or docker; `make image` picks one).
 # Nothing of NVIDIA is in it: the driver's NVML comes from the node, by the container runtime.
 #
 # A tag can be moved to another image. A digest is not written here, since it would be that of one day and without the
@@ -35,7 +35,7 @@ RUN /opt/gigaslice/bin/python -m compileall -q /opt/gigaslice/lib \
 FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="gigaslice" \
       org.opencontainers.image.description="Shares NVIDIA GPUs between Kubernetes containers by the gigabyte" \
-      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.version="0.2.0-dev" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/gigaslice /opt/gigaslice
 ENV PATH=/opt/gigaslice/bin:$PATH \

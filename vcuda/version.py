@@ -3,4 +3,4 @@
 The build reads it from here without importing the package, so this module stays one assignment.
 """
 
-VERSION = "0.1.0"
+VERSION = "0.2.0-dev"
