@@ -64,13 +64,27 @@ def spec_roots(environment: Mapping[str, str], prefixes: Sequence[Path] = ()) ->
     """The directories whose ``kernels`` Jupyter reads, the first being the user's, in which it installs.
 
     PREFIXES: environments of Python, each with a ``share/jupyter`` of its own.
+
+    Raises:
+        UsageError: Nothing says where the user's directory is: no variable, and no entry in /etc/passwd.
     """
-    home = Path(environment.get("HOME") or "~").expanduser()
-    data = Path(environment.get("XDG_DATA_HOME") or home / ".local" / "share") / "jupyter"
-    users = Path(environment.get("JUPYTER_DATA_DIR") or data)
+    users = Path(environment.get("JUPYTER_DATA_DIR") or _data_directory(environment) / "jupyter")
     more = [Path(part) for part in environment.get("JUPYTER_PATH", "").split(os.pathsep) if part]
     shared = [prefix / "share" / "jupyter" for prefix in prefixes]
     return list(dict.fromkeys([users, *more, *shared, *map(Path, _SYSTEM_ROOTS)]))
+
+
+def _data_directory(environment: Mapping[str, str]) -> Path:
+    if directory := environment.get("XDG_DATA_HOME"):
+        return Path(directory)
+    try:
+        home = Path(environment.get("HOME") or "~").expanduser()
+    except RuntimeError as error:
+        what = "it is not known where Jupyter's kernels are"
+        raise errors.UsageError(
+            what, "this user has no home directory", "set HOME or JUPYTER_DATA_DIR"
+        ) from error
+    return home / ".local" / "share"
 
 
 def inspect_python(path: Path) -> KernelPython:

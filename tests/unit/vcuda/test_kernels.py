@@ -43,6 +43,16 @@ def test_all_that_jupyter_reads_once_each() -> None:
     assert kernels.spec_roots(environment, [Path("/env"), Path("/usr/local")]) == expected
 
 
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", none)
+    with pytest.raises(errors.UsageError, match="set HOME or JUPYTER_DATA_DIR"):
+        kernels.spec_roots({})
+    assert kernels.spec_roots({"JUPYTER_DATA_DIR": "/d"})[0] == Path("/d")
+
+
 def test_what_is_installed(tmp_path: Path) -> None:
     spec = install(tmp_path)
     text = json.loads((tmp_path / "kernels" / "vcuda-8gib" / "kernel.json").read_text())
