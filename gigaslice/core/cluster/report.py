@@ -98,7 +98,7 @@ def _why(
 
 
 _HELP = {
-    RefusalReason.NO_INVENTORY: "run gigaslice on the node, with --inventory-annotation on",
+    RefusalReason.NO_INVENTORY: "an agent on the node that may annotate it; its log says why it does not",
     RefusalReason.UNREADABLE_INVENTORY: "upgrade gigaslice on the node or in the cluster",
     RefusalReason.UNREADABLE_POD: "the end of that pod; the scheduler's log names it, and what is wrong with it",
     RefusalReason.NO_RESOURCE: "ask for a resource that the node offers",

@@ -201,6 +201,8 @@ def test_every_flag_in_a_sentence_exists() -> None:
         for span in code_spans(page):
             if re.fullmatch(r"--[a-z-]+([= ].*)?", span):
                 assert re.split("[= ]", span)[0] in known, f"{names(page)}: {span}"
+    printed = (ROOT / "docs" / "explain.md").read_text()  # where the flag stands within a program's sentence
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", printed)) <= known
 
 
 # --- the reference ---------------------------------------------------------------------------------------------------
