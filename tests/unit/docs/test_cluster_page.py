@@ -35,7 +35,7 @@ def of(kind: str) -> list[dict[str, Any]]:
     [
         one
         for one in EXAMPLES
-        if "Configuration" not in one["kind"] and one["kind"] not in ("ResourceClass", "PodMonitor")
+        if "Configuration" not in one["kind"] and one["kind"] != "ResourceClass"
     ],
     ids=lambda one: str(one["kind"]),
 )
@@ -83,18 +83,6 @@ def test_the_lines_for_an_own_scheduler_are_those_of_the_chart():
     assert shown["extenders"] == [extender] and installed["extenders"][0]["ignorable"] is False
     (profile,), (own,) = installed["profiles"], shown["profiles"]
     assert own == {**profile, "schedulerName": "default-scheduler"}
-
-
-def test_the_monitor_finds_the_metrics_of_every_role():
-    (monitor,) = of("PodMonitor")
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    workloads = [one for one in chart() if one["kind"] in ("Deployment", "DaemonSet")]
-    assert len(workloads) == 3
-    for one in workloads:
-        template = one["spec"]["template"]
-        assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-        ports = [port["name"] for found in template["spec"]["containers"] for port in found.get("ports", ())]
-        assert ports.count(endpoint["port"]) == 1
 
 
 def test_the_page_names_what_is_installed():
