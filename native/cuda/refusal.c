@@ -84,6 +84,12 @@ static uint32_t other_processes(uint32_t column) {
   return count > 0 ? (uint32_t)count - (holding.bytes != 0) : 0;
 }
 
+/* What the quota had room for and neither of its two parts: an allocation is never divided between them. */
+static int is_too_large_for_either_part(uint32_t column, uint64_t quota, uint64_t used, uint64_t bytes) {
+  if (!ledger_is_split(runtime_ledger) || ledger_physical(runtime_ledger, column) >= quota) return 0;
+  return bytes != 0 && used <= quota && bytes <= quota - used;
+}
+
 static int say_quota(char *line, uint32_t column, uint64_t bytes) {
   char limit[TEXT_SIZE], real[TEXT_SIZE], in_use[TEXT_SIZE], asked[TEXT_SIZE + 16], gpu[48], size[96], whose[160], part[64] = "";
   uint64_t quota, used;
@@ -97,8 +103,11 @@ static int say_quota(char *line, uint32_t column, uint64_t bytes) {
     snprintf(whose, sizeof whose, "this %s's %s", container ? "container" : "program", size);
   if (ledger_is_split(runtime_ledger) && ledger_physical(runtime_ledger, column) < quota)
     snprintf(part, sizeof part, ", %s of them on the GPU,", text_size(ledger_physical(runtime_ledger, column), real));
-  return snprintf(line, LINE_BYTES, "vcuda: %s%s are %s (%s in use%s); use less, or %s\n", whose, part,
-                  used < quota / 2 ? "too few" : "used up", text_size(used, in_use), asked_of(bytes, asked),
+  int too_large = is_too_large_for_either_part(column, quota, used, bytes);
+  const char *why = used < quota / 2 ? "are too few" : "are used up";
+  if (too_large) why = "have no room for it on the GPU alone nor on the host alone";
+  return snprintf(line, LINE_BYTES, "vcuda: %s%s %s (%s in use%s); %s, or %s\n", whose, part, why,
+                  text_size(used, in_use), asked_of(bytes, asked), too_large ? "ask for smaller pieces" : "use less",
                   container ? "ask for more GPU memory in the pod's limits"
                             : "give it more, with vcuda run --memory or VCUDA_MEMORY_LIMIT");
 }

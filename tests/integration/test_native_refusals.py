@@ -197,6 +197,21 @@ def test_what_no_quota_could_have_is_not_called_used_up(place):
     assert said.startswith("vcuda: this program's 8 GiB are too few (828 MiB in use, 8.8 GiB asked)")
 
 
+def test_what_neither_the_gpu_nor_the_host_can_hold_alone(place):
+    """Of 3 GiB 1 is the GPU's: 2.1 GiB are less than what is free, and more than the host's part."""
+    script = PROGRAM + "take(2148); take(2148); mark('one'); assert take(2000)"
+    done = place.run(
+        sys.executable, "-c", script, limit="3GiB", VCUDA_PHYSICAL_LIMIT="1GiB", VCUDA_REFUSALS="on"
+    )
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "vcuda: this program's 3 GiB, 1 GiB of them on the GPU, have no room for it on the GPU alone nor on the host "
+        "alone (100 MiB in use, 2.1 GiB asked); ask for smaller pieces, or give it more, with vcuda run --memory or "
+        "VCUDA_MEMORY_LIMIT",
+        "one",
+    ]
+
+
 def test_which_gpu_where_there_are_several(tmp_path):
     place = Place(tmp_path)  # with two
     (said,) = refused(place, "take(512); take(512)")

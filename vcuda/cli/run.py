@@ -233,13 +233,14 @@ def _check_size(
 ) -> None:
     """A quota must fit on each GPU, and a context into it. Raises UsageError."""
     option = "--physical" if memory.host_bytes else "--memory"
+    beyond = "" if memory.host_bytes else "; with --physical SIZE the rest may lie in host memory"
     size = exact_size(memory.on_gpu)
     for device in chosen:
         if memory.on_gpu > device.memory_bytes:
             raise errors.UsageError(
                 f"{option} {size} is more than GPU {device.index} has",
                 f"{device.name} has {format_bytes(device.memory_bytes)}",
-                "request less, or name the GPUs with --gpu",
+                f"request less, or name larger GPUs with --gpu{beyond}",
             )
         cost = contexts_measured.get(device.uuid, 0)
         if memory.on_gpu < cost:
