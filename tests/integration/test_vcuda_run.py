@@ -436,6 +436,10 @@ def test_a_program_that_is_missing_or_cannot_run(run: Run, base: Path, tmp_path:
     assert (
         missing.returncode == 127 and "no-such-program" in missing.stderr and missing.stderr.count("\n") == 1
     )
+    assert "one word" not in missing.stderr
+    apart = run("run", "--memory", "8", "GiB", "--", "true")
+    assert apart.returncode == 127
+    assert "GiB: no such program, or not executable; write size and unit as one word: 8GiB" in apart.stderr
     (tmp_path / "broken").write_bytes(b"\x7fELF nonsense")
     (tmp_path / "broken").chmod(0o755)
     broken = run("run", "--memory", "1GiB", "--", tmp_path / "broken")

@@ -50,6 +50,7 @@ _FORWARDED = (
 )
 _SI_KERNEL = 0x80  # si_code of a signal that the terminal raised (asm-generic/siginfo.h)
 _HARDLY_ENOUGH = 512 << 20  # for a context that nobody has measured
+_UNITS = ("KIB", "MIB", "GIB", "TIB")  # where a command should stand: "8 GiB" in two words
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # what shells answer
 
 
@@ -152,8 +153,9 @@ def run(parsed: argparse.Namespace) -> int:
     gpus = _gpu_limits(chosen, memory, compute)
     executable = program.find_program(words[0], config.environment.get("PATH", os.defpath))
     if executable is None:
+        remedy = "; write size and unit as one word: 8GiB" if words[0].upper() in _UNITS else ""
         print(
-            f"vcuda run: error: {errors.printable(words[0])}: no such program, or not executable",
+            f"vcuda run: error: {errors.printable(words[0])}: no such program, or not executable{remedy}",
             file=sys.stderr,
         )
         return _NOT_FOUND
