@@ -148,11 +148,11 @@ def open_named(directory: Path, gpus: Sequence[GpuLimit]) -> Path:
             create_ledger(
                 directory / contract.LEDGER_FILE, page.allocation_id, page.gpus, contract.LEDGER_MODE
             )
-    present, requested = _all_options(read_quota(directory).limits.gpus), _all_options(gpus)
-    if present != requested:
+    present = read_quota(directory).limits.gpus
+    if _all_options(present) != _all_options(gpus):
         raise errors.UsageError(
             f"{directory} has other limits than requested",
-            ", ".join(f"{uuid} {exact_size(memory)}" for uuid, (memory, _, _) in present.items()),
+            ", ".join(f"{gpu.uuid} {exact_size(gpu.memory_bytes)}" for gpu in present),
             "request the same, or use another directory",
         )
     return directory

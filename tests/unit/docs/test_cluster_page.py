@@ -32,11 +32,7 @@ def of(kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "document",
-    [
-        one
-        for one in EXAMPLES
-        if "Configuration" not in one["kind"] and one["kind"] != "ResourceClass"
-    ],
+    [one for one in EXAMPLES if "Configuration" not in one["kind"] and one["kind"] != "ResourceClass"],
     ids=lambda one: str(one["kind"]),
 )
 def test_kubernetes_takes_every_example(document):

@@ -118,7 +118,7 @@ def test_a_named_directory_is_shared_on_equal_terms(tmp_path: Path, gpus: list[v
         [gpus[0], vcuda.GpuLimit(GPU_B, 13 << 30)],
         [gpus[1], vcuda.GpuLimit(GPU_A, 8 << 30, 31)],
     ):
-        with pytest.raises(errors.UsageError, match="12GiB"):
+        with pytest.raises(errors.UsageError, match=f"{GPU_B} 12GiB"):
             quotas.open_named(directory, other)
     assert quotas.read_quota(directory) == before
 
