@@ -33,7 +33,8 @@ from gigaslice.core.cluster.names import ASSIGNMENT, INVENTORY
 from tests.bench import scheduler as scheduler_bench
 from tests.bench.agent import RESOURCE, inventory
 from tests.cluster.control_plane import free_port
-from tests.demo.cluster.control import SPACES, ControlPlane
+from tests.demo.cluster.control_plane import NAMESPACE, WEBHOOK, Ports
+from tests.demo.cluster.reviews import reviewed
 from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec, Runtime
 from tests.fakes.kubelet.csi import CsiKubelet
@@ -41,6 +42,7 @@ from tests.integration.cluster.simulated_cluster import pod
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
+_CONFIGURATIONS = "mutatingwebhookconfigurations"
 QUIET = 3.0
 """Seconds without a write after which the controller has made what it makes."""
 
@@ -145,25 +147,24 @@ async def measure_cluster(known: argparse.Namespace, folder: Path) -> None:
     """Prints what scheduler and controller take at this size."""
     async with CountingApiServer() as api:
         scheduler_bench.filled(api, known.nodes, known.pods)
-        plane = ControlPlane(folder, api, api.kubeconfig(folder))
-        for name in SPACES:
+        for name in ("research", NAMESPACE):
             api.put("namespaces", {"metadata": {"name": name}})
-        api.put("secrets", {"metadata": {"name": "gigaslice-webhook", "namespace": SPACES[-1]}})
+        api.put("secrets", {"metadata": {"name": WEBHOOK, "namespace": NAMESPACE}})
         hook = {"name": "pods.gigaslice.io", "clientConfig": {}}
-        api.put("mutatingwebhookconfigurations", {"metadata": {"name": "gigaslice"}, "webhooks": [hook]})
-        ports = free_port(), free_port()
-        local, kubeconfig = "127.0.0.1", f"--kubeconfig={plane.kubeconfig}"
+        api.put(_CONFIGURATIONS, {"metadata": {"name": "gigaslice"}, "webhooks": [hook]})
+        ports = Ports()
+        local, kubeconfig = "127.0.0.1", f"--kubeconfig={api.kubeconfig(folder)}"
         with (
-            role(folder, "scheduler", kubeconfig, f"--listen-address={local}:{plane.scheduler_port}",
-                 f"--metrics-address={local}:{ports[0]}") as scheduler,
-            role(folder, "controller", kubeconfig, f"--page-address={local}:{plane.page_port}",
-                 f"--webhook-address={local}:{plane.webhook_port}", "--writes-per-second=9999",
+            role(folder, "scheduler", kubeconfig, f"--listen-address={local}:{ports.scheduler}",
+                 f"--metrics-address={local}:{ports.scheduler_metrics}") as scheduler,
+            role(folder, "controller", kubeconfig, f"--page-address={local}:{ports.page}",
+                 f"--webhook-address={local}:{ports.webhook}", "--writes-per-second=9999",
                  f"--extended-resources={known.gpu_objects}",
-                 f"--metrics-address={local}:{ports[1]}") as controller,
+                 f"--metrics-address={local}:{ports.controller_metrics}") as controller,
         ):  # fmt: skip
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
-                await ready(session, *ports)
-                cluster = _Cluster(api, plane, session, (scheduler, controller))
+                await ready(session, ports.scheduler_metrics, ports.controller_metrics)
+                cluster = _Cluster(api, ports, session, (scheduler, controller))
                 await cluster.from_start(known.gpu_objects == "on")
                 await cluster.at_rest(known.rest)
                 await cluster.pods(known.calls)
@@ -177,7 +178,7 @@ class _Cluster:
     """A cluster that is up: the stand-in, the roles, and where they are asked."""
 
     api: CountingApiServer
-    plane: ControlPlane
+    ports: Ports
     session: aiohttp.ClientSession
     roles: tuple[Role, Role]
 
@@ -210,7 +211,7 @@ class _Cluster:
     async def pods(self, calls: int) -> None:
         """Pods that are filtered, scored and bound, one after another."""
         before, cpu = Counter(self.api.counts), [one.cpu() for one in self.roles]
-        url = f"http://127.0.0.1:{self.plane.scheduler_port}/scheduler"
+        url = f"http://127.0.0.1:{self.ports.scheduler}/scheduler"
         await scheduler_bench.talk(self.api, self.session, url, len(self.api.all("nodes")), range(calls))
         await self._quiet()
         for one, was in zip(self.roles, cpu, strict=True):
@@ -223,10 +224,12 @@ class _Cluster:
         """Pods that the webhook sees, each over connections of its own, which an API server keeps instead."""
         controller = self.roles[1]
         was = controller.cpu()
+        (hook,) = self.api.named(_CONFIGURATIONS)["gigaslice"]["webhooks"]
         for number in range(calls):
             document = pod(f"asked-{number}", 8)
             document["metadata"]["namespace"] = "research"
-            await self.plane.admitted(self.session, document)
+            for path in ("mutate", "validate"):
+                document = await reviewed(self.session, self.ports.webhook, path, hook, document)
         self._row(
             "webhook", f"{(controller.cpu() - was) / calls * 1000:.1f} ms a pod", "", "", "2 reviews a pod"
         )
@@ -238,7 +241,7 @@ class _Cluster:
         for number in range(looks):
             self.api.delete("pods", f"pod-{number}", "default")
             await asyncio.sleep(4)
-            async with self.session.get(self.plane.page) as reply:
+            async with self.session.get(f"http://127.0.0.1:{self.ports.page}/") as reply:
                 length = len(await reply.read())
                 made.add(reply.headers["ETag"])
         each = (controller.cpu() - was) / len(made) * 1000

@@ -6,16 +6,12 @@ where the webhook does all of it, and the demo asks the webhook as an API server
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import jsonpatch
 from aiohttp import ClientSession, ClientTimeout
 
 from gigaslice.kubeapi.client import KubeClient
@@ -26,14 +22,13 @@ from tests.demo.cluster.control_plane import (
     ControlPlane,
     Document,
     Ports,
-    Refused,
     pods_path,
 )
+from tests.demo.cluster.reviews import reviewed
 from tests.fakes.kubeapi import ApiServer
 from tests.fakes.kubeapi.resources import RESOURCES
 from tests.fakes.scheduler import SchedulerStandIn
 
-_HOST = f"{WEBHOOK}.{NAMESPACE}.svc"
 _CONFIGURATIONS = {"mutate": "mutatingwebhookconfigurations", "validate": "validatingwebhookconfigurations"}
 
 
@@ -80,26 +75,7 @@ class StandIns(ControlPlane):
 
     async def _admitted(self, document: Document) -> Document:
         """The pod as the webhook completes it, asked as an API server asks. Raises Refused."""
-        review: dict[str, Any] = {
-            "uid": document["metadata"]["name"],
-            "operation": "CREATE",
-            "kind": {"group": "", "version": "v1", "kind": "Pod"},
-            "namespace": document["metadata"]["namespace"],
-        }
         for path, plural in _CONFIGURATIONS.items():
             (hook,) = self._api.named(plural)[WEBHOOK]["webhooks"]
-            authority = base64.b64decode(hook["clientConfig"]["caBundle"]).decode()
-            body = {
-                "apiVersion": "admission.k8s.io/v1",
-                "kind": "AdmissionReview",
-                "request": {**review, "object": document},
-            }
-            url = f"https://127.0.0.1:{self._ports.webhook}/{path}"
-            context = ssl.create_default_context(cadata=authority)
-            async with self._session.post(url, json=body, ssl=context, server_hostname=_HOST) as reply:
-                answer = (await reply.json())["response"]
-            if not answer["allowed"]:
-                raise Refused(answer["status"]["message"])
-            if patch := answer.get("patch"):
-                document = jsonpatch.apply_patch(document, json.loads(base64.b64decode(patch)))
+            document = await reviewed(self._session, self._ports.webhook, path, hook, document)
         return document

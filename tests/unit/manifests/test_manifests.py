@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.manifests.helm_programs import manifests
 from tests.unit.manifests.test_chart import CHART, ROOT, documents_of, listed
+from vcuda.version import VERSION
 
 HAND_WRITTEN = {"namespace.yaml"}
 """What has no counterpart in the chart: Helm makes a namespace without labels."""
@@ -113,7 +114,7 @@ def test_the_list_of_images_is_complete() -> None:
 )
 def test_one_registry_takes_the_place_of_every_other(repository: str, name: str) -> None:
     values = f"{EVERYTHING},global.imageRegistry=reg.example:5000/mirror,image.repository={repository}"
-    ours = f"reg.example:5000/mirror/{name}:0.1.0"
+    ours = f"reg.example:5000/mirror/{name}:{VERSION}"
     assert images_of("--set", values, "--kube-version", "1.34.7") == {
         ours,
         "reg.example:5000/mirror/kube-scheduler:v1.34.7",

@@ -51,6 +51,7 @@ CALLS = {
     ("node", "--inventory", "{empty}/none", "--state-dir", "{empty}/state"): NONE,
     ("nodes", "--server", "http://127.0.0.1:9"): NONE,
     ("resize", "a", "--memory", "1GiB", "--state-dir", "{empty}"): NONE,
+    ("rewrite", "{empty}/none.yaml"): NONE,
     ("scheduler",): NONE,
     ("status", "--state-dir", "{empty}"): NONE,
     ("top", "--server", "http://127.0.0.1:9"): NONE,
