@@ -95,6 +95,9 @@ def _build(version: str, on: date, *, image: bool) -> None:
     environment = {**os.environ, "SOURCE_DATE_EPOCH": stamp}
     for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
         environment.pop(name, None)
+    if image:  # which is made of what git lists
+        for words in (("init", "--quiet"), ("add", "--all")):
+            _run("git", "-C", str(copy), *words)
     for targets in (GENERATED, BUILT, *([IMAGE] if image else [])):
         _run("make", "--no-print-directory", "-C", str(copy), f"DIST={dist}", *targets, env=environment)
     notes = section((copy / CHANGELOG).read_text(encoding="utf-8"), version)
