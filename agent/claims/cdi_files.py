@@ -1,8 +1,10 @@
 """The files by which a container runtime learns what the containers of a claim get (Container Device Interface).
 
-One file for each claim, one device in it for each allocation. The kubelet passes the names of devices on that it was
+One file for each claim, one device in it for each request. The kubelet passes the names of devices on that it was
 answered once, for every later pod and every new sandbox, and never asks again while it lives. So a file that is lost is
-made again from the record: at every start, and when it is found missing.
+made again from the record: at every start, and when it is found missing. A kubelet that was restarted asks again, and
+gives its containers the names of both answers (seen of 1.36.2; `addDevice` of its pkg/kubelet/cm/dra/claiminfo.go). So
+a name is that of the claim's request, whatever allocation stands for it by now.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from agent.providers.container_edits import ContainerEdits, Mount
+from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.claims.origin import ClaimOrigin
 from gigaslice.core.errors import InputError, StorageError
 from gigaslice.runtime.files import os_errors_as, replace_file
 
-__all__ = ["CdiFiles", "cdi_name"]
+__all__ = ["CdiFiles", "cdi_devices", "cdi_name"]
 
 _KIND = "gigaslice.io/vgpu"
 _VERSION = "0.5.0"  # of the specification: all that is used here is older
@@ -26,9 +30,25 @@ _UID = re.compile(r"[0-9A-Za-z][-._0-9A-Za-z]{0,127}")
 _MODE = 0o644
 
 
-def cdi_name(allocation_id: str) -> str:
-    """Returns the qualified name of the device that stands for an allocation."""
-    return f"{_KIND}={allocation_id}"
+def cdi_name(uid: str, request: str) -> str:
+    """Returns the qualified name of the device that stands for a request of the claim with that UID."""
+    return f"{_KIND}={_device(uid, request)}"
+
+
+def cdi_devices(
+    allocation: Allocation, origin: ClaimOrigin, edits: ContainerEdits
+) -> dict[str, ContainerEdits]:
+    """Returns what a container gets with each request of a claim's allocation, by the device's name.
+
+    Agents up to 0.1.0 answered the allocation's id, and the kubelet may pass that on as long as the allocation lives.
+    """
+    return dict.fromkeys(
+        (allocation.id, *(_device(origin.uid, request) for request in origin.requests)), edits
+    )
+
+
+def _device(uid: str, request: str) -> str:
+    return f"{uid}.{request}"  # a request's name has no "."
 
 
 class CdiFiles:
@@ -59,7 +79,7 @@ class CdiFiles:
 
         Args:
             uid: The claim's UID.
-            devices: What a container gets with each allocation, by id.
+            devices: What a container gets with each device, by name.
 
         Raises:
             StorageError: It cannot be written.
@@ -83,8 +103,7 @@ def _document(devices: Mapping[str, ContainerEdits]) -> bytes:
         "cdiVersion": _VERSION,
         "kind": _KIND,
         "devices": [
-            {"name": allocation_id, "containerEdits": _edits(edits)}
-            for allocation_id, edits in sorted(devices.items())
+            {"name": name, "containerEdits": _edits(edits)} for name, edits in sorted(devices.items())
         ],
     }
     return json.dumps(document, indent=1).encode() + b"\n"

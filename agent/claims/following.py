@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from agent.apiserver import Cluster
-from agent.claims.cdi_files import CdiFiles
+from agent.claims.cdi_files import CdiFiles, cdi_devices
 from agent.claims.claim_events import ClaimEvents
 from agent.persistence.store import Store
 from agent.providers.container_edits import ContainerEdits
@@ -81,7 +81,9 @@ class ClaimFollowing:
         """
         devices: dict[str, dict[str, ContainerEdits]] = {}
         for allocation, origin in self._claims():
-            devices.setdefault(origin.uid, {})[allocation.id] = self._edits(allocation)
+            devices.setdefault(origin.uid, {}).update(
+                cdi_devices(allocation, origin, self._edits(allocation))
+            )
         failure: GigasliceError | None = None
         for uid in {**devices, **dict.fromkeys(self._cdi.claims())}:
             try:

@@ -22,7 +22,7 @@ from agent.allocation.service import AllocationService
 from agent.allocation.start import StartBlocker, StartChecks
 from agent.allocation.start_wait import StartWaiter
 from agent.apiserver import Cluster
-from agent.claims.cdi_files import CdiFiles, cdi_name
+from agent.claims.cdi_files import CdiFiles, cdi_devices, cdi_name
 from agent.claims.claim_events import ClaimEvents
 from agent.claims.claim_reader import ClaimReader
 from agent.claims.claim_request import ClaimRequest, claim_request
@@ -257,13 +257,13 @@ class ClaimPreparation:
         ]
         if followed != list(allocations):
             self._store.update(self._store.table.replaced(followed))
-        self._cdi.write(
-            claim.uid,
-            {
-                allocation.id: edits_of(self._store, allocation, self._visible_devices)
-                for allocation in allocations
-            },
-        )
+        devices: dict[str, ContainerEdits] = {}
+        for allocation in followed:
+            origin = claim_of(allocation)
+            if origin is not None:
+                edits = edits_of(self._store, allocation, self._visible_devices)
+                devices.update(cdi_devices(allocation, origin, edits))
+        self._cdi.write(claim.uid, devices)
         return tuple(followed)
 
     async def _other_claims(self, pod: Pod, claim: ResourceClaim) -> list[str]:
@@ -356,13 +356,16 @@ class ClaimPreparation:
         for allocation in allocations:
             origin = claim_of(allocation)
             edits = edits_of(self._store, allocation, self._visible_devices)
-            for device in origin.devices if origin is not None else ():
+            if origin is None:
+                continue
+            for device in origin.devices:
+                request = device.request.partition("/")[0]
                 devices.append(
                     PreparedDevice(
-                        requests=(device.request.partition("/")[0],),
+                        requests=(request,),
                         pool=device.pool,
                         device=device.device,
-                        cdi=(*edits.cdi, cdi_name(allocation.id)),
+                        cdi=(*edits.cdi, cdi_name(origin.uid, request)),
                         share_id=device.share_id,
                     )
                 )

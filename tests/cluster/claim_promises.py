@@ -77,7 +77,7 @@ class Promises:
         for path in CDI.glob("gigaslice.io-vgpu-*.json"):
             with contextlib.suppress(OSError, vcuda.VcudaError):
                 devices: Counter[str] = Counter()
-                for limits in re.findall(r'"hostPath": "([^"]*/limits)"', path.read_text()):
+                for limits in set(re.findall(r'"hostPath": "([^"]*/limits)"', path.read_text())):
                     for gpu in vcuda.read_limits(Path(limits)).gpus:
                         devices[f"gpu-{gpu.uuid.removeprefix('GPU-').lower()}"] += gpu.memory_bytes
                 promised[path.stem.removeprefix("gigaslice.io-vgpu-")] = dict(devices)

@@ -1,8 +1,9 @@
 """The kubelet's side of claims to devices, as seen of 1.36.2: prepared once, answered from memory, unprepared at last.
 
 That a claim is prepared is in the kubelet's memory only; what its drivers answered, and for which pods, is on disk. A
-kubelet that was started again asks when the next pod attaches, and never for pods that run. All claims of a pod come in
-one call to each driver. At its start the kubelet deletes the slices of its node, later those of drivers that are gone.
+kubelet that was started again asks when the next pod attaches, and never for pods that run. It adds the new answer to
+the one on disk, and later containers get the devices of both. All claims of a pod come in one call to each driver. At
+its start the kubelet deletes the slices of its node, later those of drivers that are gone.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class ClaimManager:
                 if answers[info.uid].error:
                     problem = answers[info.uid].error
                     raise EndpointError(f"{_PREPARE} failed for ResourceClaim {info.name}: {problem}")
-                info.devices[instance.driver] = list(answers[info.uid].devices)
+                info.devices.setdefault(instance.driver, []).extend(answers[info.uid].devices)
         with self._lock:
             for infos in batches.values():
                 for info in infos:

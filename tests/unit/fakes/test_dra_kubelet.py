@@ -248,8 +248,10 @@ def test_a_kubelet_that_was_restarted_asks_when_the_next_pod_attaches(begin, api
     pod.container().process.kill()
     pod.wait_for(lambda pod: pod.container().runs == 2)
     assert len(driver.named(PREPARE)) == 1, "not for a pod that runs, even where its container starts again"
-    running(kubelet.run_pod(using("q", claims)))
+    later = running(kubelet.run_pod(using("q", claims)))
     assert len(driver.named(PREPARE)) == 2
+    names = kubelet.claims.cdi_ids(later, later.spec.containers[0])
+    assert len(names) == 2, "the answer that it had on disk, and the new one"
 
 
 def test_an_error_is_repeated_with_the_ordinary_resync(begin, api):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from gigaslice.core.claims.names import device_name
 from gigaslice.core.claims.origin import claim_of
 from tests.fakes.claims_of_node import claim, claiming, result
 from tests.fakes.gpus import GIB, uuid
+from vcuda import contract
 
 
 def run(work):
@@ -33,10 +35,15 @@ def running(node):
     return one
 
 
-def given_anew(node, one, *results):
-    """The claim with these devices, reserved for another pod beside the one that runs."""
-    anew = replace(one, results=tuple(replace(own, share_id=f"{own.share_id}-anew") for own in results))
-    return node.reserve(anew, claiming("running", phase="Running"), claiming("next"))
+def given_anew(node, one, anew):
+    """The claim with this device, reserved for another pod beside the one that runs."""
+    return given_anew_to(node, one, anew, claiming("running", phase="Running"), claiming("next"))
+
+
+def given_anew_to(node, one, anew, *pods):
+    """The claim with this device, reserved for these pods."""
+    results = (replace(anew, share_id=f"{anew.share_id}-anew"),)
+    return node.reserve(replace(one, results=results), *pods)
 
 
 def test_the_same_gpu_and_amount_are_the_same_allocation(node, running):
@@ -65,6 +72,27 @@ def test_once_that_container_has_ended_they_are_prepared(node, running):
     (answer,) = run(node.prepare(given_anew(node, running, result(1, 4))))
     (after,) = node.store.table.allocations
     assert not answer.error and after.quota() == {uuid(1): 4 * GIB}
+
+
+@pytest.mark.parametrize("anew", [result(0, 8), result(1, 4)])
+def test_names_of_the_earlier_answer_mean_the_devices_of_now(node, anew):
+    """The pod was deleted by force while the kubelet was away: it adds this answer to that which it has on disk."""
+    one = node.reserve(claim("c", result(0, 8)), claiming("deleted"))
+    (before,) = run(node.prepare(one))
+    node.cluster.pods.clear()
+    (after,) = run(node.prepare(given_anew_to(node, one, anew, claiming("next"))))
+    (allocation,) = node.store.table.allocations
+    assert not after.error
+    names = {device["name"]: device["containerEdits"]["mounts"] for device in written(node, one)}
+    for answer in (before, after):
+        for name in (name for device in answer.devices for name in device.cdi):
+            sources = {mount["hostPath"] for mount in names[name.partition("=")[2]]}
+            assert str(node.store.dirs.path(allocation.id) / contract.LIMITS_FILE) in sources
+
+
+def written(node, one):
+    """The devices of the runtime's file of a claim."""
+    return json.loads(node.cdi.path(one.uid).read_text())["devices"]
 
 
 def test_what_a_deleted_pod_still_has_keeps_nobody_out(node, running):

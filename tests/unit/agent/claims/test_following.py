@@ -71,6 +71,20 @@ def test_files_that_were_wiped_or_changed_are_made_again(node):
     assert path.stat().st_ino == inode, "a runtime that watches the directory is not woken for nothing"
 
 
+def test_the_name_that_an_agent_of_0_1_0_has_answered_is_there_too(node):
+    one = node.reserve(claim("c", result(0, 4, "a"), result(1, 4, "b")), claiming("p"))
+    asyncio.run(node.prepare(one))
+    (allocation,) = node.store.table.allocations
+    path = node.cdi.path(one.uid)
+    prepared = path.read_bytes()
+    path.unlink()
+    node.following.restore_files()
+    assert path.read_bytes() == prepared
+    devices = {one["name"]: one["containerEdits"] for one in json.loads(prepared)["devices"]}
+    assert devices.keys() == {allocation.id, f"{one.uid}.a", f"{one.uid}.b"}
+    assert len({str(edits) for edits in devices.values()}) == 1
+
+
 def test_files_of_claims_that_there_is_no_record_of_go(node, tmp_path):
     foreign = tmp_path / "cdi" / "nvidia.yaml"
     foreign.parent.mkdir()

@@ -51,10 +51,10 @@ def test_a_claim_becomes_an_allocation_with_its_page_and_its_file(node):
     assert not answer.error
     assert (device.requests, device.pool, device.device) == (("gpu",), NODE, device_name(uuid(1)))
     assert device.share_id == "share-1-gpu"
-    assert device.cdi == (cdi_name(allocation.id),)
+    assert device.cdi == (cdi_name(one.uid, "gpu"),)
     assert page(node, allocation) == {uuid(1): 8 * GIB}
     assert allocation.cores_of(uuid(1)) == 30
-    environment, mounts = files(node, one.uid)[allocation.id]
+    environment, mounts = files(node, one.uid)[f"{one.uid}.gpu"]
     assert environment == [f"NVIDIA_VISIBLE_DEVICES={uuid(1)}"]
     assert mounts[contract.CONTAINER_LIMITS].endswith(f"{allocation.id}/limits")
     assert allocation.name == "default/train/main"
@@ -117,7 +117,10 @@ def test_requests_of_one_container_are_one_quota_and_of_two_are_two(node):
     (answer,) = run(node.prepare(together))
     (allocation,) = node.store.table.allocations
     assert page(node, allocation) == {uuid(0): 4 * GIB, uuid(1): 8 * GIB}
-    assert {device.cdi for device in answer.devices} == {(cdi_name(allocation.id),)}
+    assert [device.cdi for device in answer.devices] == [
+        (cdi_name("uid-c", name),) for name in ("a", "b", "b2")
+    ]
+    assert len({str(edits) for edits in files(node, "uid-c").values()}) == 1
     node.cluster.pods.clear()
     run(node.unprepare(together))
     apart = node.reserve(
@@ -128,8 +131,11 @@ def test_requests_of_one_container_are_one_quota_and_of_two_are_two(node):
     first, second = node.store.table.allocations
     assert page(node, first) == {uuid(0): 4 * GIB} and page(node, second) == {uuid(1): 8 * GIB}
     assert [device.cdi for device in answer.devices] == [
-        (cdi_name(first.id),), (cdi_name(second.id),), (cdi_name(second.id),)
+        (cdi_name("uid-d", name),) for name in ("a", "b", "b2")
     ]  # fmt: skip
+    mounted = {name: mounts[contract.CONTAINER_LIMITS] for name, (_, mounts) in files(node, "uid-d").items()}
+    pages = [str(node.store.dirs.path(one.id) / contract.LIMITS_FILE) for one in (first, second, second)]
+    assert [mounted[f"uid-d.{name}"] for name in ("a", "b", "b2")] == pages
     assert [consumer.ref.container for consumer in second.consumers] == ["y"]
 
 
