@@ -57,6 +57,12 @@ def inventory_text(gpus=2, gib=24, numa=(0, 1)):
     )
 
 
+def wait_back(node, agent, slices=48):
+    """Until an agent that was started again serves all its slices."""
+    agent.wait_registered()
+    node.wait_allocatable(RESOURCE, slices, PATIENCE)
+
+
 @contextlib.contextmanager
 def ended(processes):
     """Returns when PROCESSES have ended, with all their threads: process 1 may take seconds to reap an orphan."""
@@ -95,6 +101,7 @@ class AgentProcess:
         self.driver: dict[str, str] | None = None  # environment of a simulated driver
         self.root = ROOT  # where its code is
         self.process: subprocess.Popen[bytes] | None = None
+        self.registered_before = 0
 
     @property
     def socket(self) -> Path:
@@ -112,6 +119,7 @@ class AgentProcess:
 
     def start(self, **flags) -> None:
         assert self.process is None
+        self.registered_before = len(self.events("registered"))
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 self.command(**flags), cwd=self.root, stdout=output, stderr=output, env=self.environment()
@@ -170,6 +178,13 @@ class AgentProcess:
         return wait_until(
             lambda: len(self.events(name)) >= count and self.events(name)[-1], f"{count} x {name!r}"
         )
+
+    def wait_registered(self, resources: int = 1) -> None:
+        """Until the agent of the last start has registered RESOURCES of its resources.
+
+        What the node reports says nothing of it: right after a kill it is still the report of before.
+        """
+        self.wait_event("registered", self.registered_before + resources)
 
     def status(self) -> list[dict]:
         """What `gigaslice status` says."""

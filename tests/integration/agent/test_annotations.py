@@ -16,6 +16,7 @@ from tests.integration.agent.conftest import (
     gpu_limits,
     gpu_of,
     pod,
+    wait_back,
     wait_until,
 )
 
@@ -240,7 +241,7 @@ def test_a_killed_agent_knows_whose_is_whose_when_it_is_back(begin):
     agent.kill()
     agent.start()
     agent.wait_event("watching", 2)
-    kubelet.wait_allocatable(RESOURCE, 96, PATIENCE)
+    wait_back(kubelet, agent, 96)
     assert [(row["container"], row["gpu"], row["slices"]) for row in agent.status()] == before
     other = kubelet.run_pod(pod("other", 2))
     assert gpu_of(other.container("c0")) != before[0][1]

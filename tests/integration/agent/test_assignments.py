@@ -17,6 +17,7 @@ from tests.integration.agent.conftest import (
     gpu_limits,
     pod,
     published_inventory,
+    wait_back,
     wait_until,
 )
 
@@ -51,7 +52,7 @@ def test_a_burst_gets_exactly_what_was_assigned_over_kills_of_agent_and_kubelet(
     agent.kill()
     kubelet.restart()
     agent.start()
-    kubelet.wait_allocatable(RESOURCE, 96, PATIENCE)
+    wait_back(kubelet, agent, 96)
     late = kubelet.run_pod(assigned("late", [(0, 2), (3, 1)]))
     assert limits(late.container("c0")) == {uuid(0): 2, uuid(3): 1}
     taken = [sum(one.get(uuid(gpu), 0) for one in wanted.values()) for gpu in range(4)]

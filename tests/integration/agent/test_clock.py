@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.agent.conftest import PATIENCE, RESOURCE, allocation_dir, pod, wait_until
-from tests.integration.agent.test_crash import rpc_answers
+from tests.integration.agent.conftest import PATIENCE, RESOURCE, allocation_dir, pod, wait_back, wait_until
 
 YEARS = 10 * 365 * 86400
 HERE = Path(__file__).resolve().parent
@@ -74,7 +73,7 @@ def test_a_start_in_another_year_finds_everything(timed_node, agent, wall, jump)
     agent.kill()
     wall(jump)
     agent.start()
-    wait_until(lambda: rpc_answers(agent) and timed_node.allocatable().get(RESOURCE) == 48, "registration")
+    wait_back(timed_node, agent)
     assert sorted((row["allocation"], row["pod"], row["limit_bytes"]) for row in agent.status()) == before
     assert timed_node.run_pod(pod("more", 24)).phase == "Running"
     assert all(one.container("c0").running and not one.container("c0").restarts for one in pods)

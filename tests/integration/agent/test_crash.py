@@ -23,6 +23,7 @@ from tests.integration.agent.conftest import (
     gpu_of,
     inventory_text,
     pod,
+    wait_back,
     wait_until,
 )
 from vcuda import contract
@@ -131,7 +132,7 @@ def test_pods_and_their_slices_outlive_kills(node, agent):
     for _ in range(3):
         agent.kill()
         agent.start()
-        wait_until(lambda: node.allocatable().get(RESOURCE) == 48 and rpc_answers(agent), "registration")
+        wait_back(node, agent)
     wait_until(
         lambda: {row["pod"] for row in agent.status()} == {one.name for one in pods}, "the allocation table"
     )
@@ -172,7 +173,7 @@ def test_a_damaged_checkpoint_is_kept_and_the_allocation_table_are_rebuilt(node,
     if damage == "both":
         path.with_name("checkpoint.json.previous").write_bytes(b"y")
     agent.start()
-    wait_until(lambda: node.allocatable().get(RESOURCE) == 48 and rpc_answers(agent), "registration")
+    wait_back(node, agent)
     wait_until(lambda: all(row["pod"] for row in agent.status()), "names")
     assert (
         sorted((row["allocation"], row["pod"], row["gpu"], row["limit_bytes"]) for row in agent.status())
@@ -208,7 +209,7 @@ def test_a_state_directory_that_was_lost(node, agent):
     agent.kill()
     shutil.rmtree(agent.state)
     agent.start()
-    wait_until(lambda: node.allocatable().get(RESOURCE) == 48 and rpc_answers(agent), "registration")
+    wait_back(node, agent)
     wait_until(lambda: [row["pod"] for row in agent.status()] == ["a"], "the container to be counted")
     other = node.run_pod(pod("b", 24))
     assert gpu_of(other.container("c0")) != gpu_of(running.container("c0"))
@@ -221,7 +222,7 @@ def test_a_directory_that_was_damaged_is_mended_when_its_container_starts_again(
     (directory / contract.LIMITS_FILE).write_bytes(b"")
     (directory / contract.PRELOAD_FILE).unlink()
     agent.start()
-    wait_until(lambda: node.allocatable().get(RESOURCE) == 48 and rpc_answers(agent), "registration")
+    wait_back(node, agent)
     running.container("c0").process.kill()
     wait_until(
         lambda: running.container("c0").restarts >= 1 and running.container("c0").running, "the restart"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.agent.conftest import PATIENCE, RESOURCE, allocation_dir, pod, wait_until
+from tests.integration.agent.conftest import PATIENCE, RESOURCE, allocation_dir, pod, wait_back, wait_until
 from tests.integration.agent.test_crash import rpc_answers
 
 
@@ -122,6 +122,6 @@ def test_a_disk_that_becomes_read_only(disk, kubelet, agent):
     assert "Read-only file system" in lines[0] and "must be writable" in lines[0]
     assert mount("-o", "remount,bind,rw", str(disk)).returncode == 0
     agent.start()
-    kubelet.wait_allocatable(RESOURCE, 48, PATIENCE)
+    wait_back(kubelet, agent)
     wait_until(lambda: kubelet.pods[-1].phase == "Running", "the pod that had to wait")
     wait_until(lambda: [row["pod"] for row in agent.status()] == ["late"], "the allocation table")

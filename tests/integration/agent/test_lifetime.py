@@ -20,9 +20,9 @@ from tests.integration.agent.conftest import (
     gpu_limits,
     gpu_of,
     pod,
+    wait_back,
     wait_until,
 )
-from tests.integration.agent.test_crash import rpc_answers
 from vcuda import contract
 
 CHECKPOINT = "kubelet_internal_checkpoint"
@@ -129,7 +129,7 @@ def test_a_lost_state_directory_comes_back_at_the_paths_that_the_kubelet_replays
     agent.kill()
     shutil.rmtree(agent.state)
     agent.start()
-    node.wait_allocatable(RESOURCE, 48, PATIENCE)
+    wait_back(node, agent)
     if polled:
         named(agent)
     running.container("c0").process.kill()
@@ -155,7 +155,7 @@ def test_without_the_kubelets_checkpoint_such_a_start_is_refused(node, agent, po
         node.manager.checkpoint = checkpoint.with_name("elsewhere")
     checkpoint.unlink()
     agent.start()
-    wait_until(lambda: node.allocatable().get(RESOURCE) == 48 and rpc_answers(agent), "registration")
+    wait_back(node, agent)
     if polled:
         named(agent)
     running.container("c0").process.kill()
@@ -177,7 +177,7 @@ def test_a_library_that_was_removed_is_installed_again(node, agent):
     (directory / contract.PRELOAD_FILE).write_text(line.replace(name, old))
     _relabel(agent.state, directory, name, old)
     agent.start()
-    wait_until(lambda: node.allocatable().get(RESOURCE) == 48 and rpc_answers(agent), "registration")
+    wait_back(node, agent)
     running.container("c0").process.kill()
     wait_until(lambda: running.container("c0").restarts and running.container("c0").running, "the restart")
     said = (directory / contract.PRELOAD_FILE).read_text().strip().rpartition("/")[2]

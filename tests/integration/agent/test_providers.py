@@ -84,6 +84,7 @@ def test_a_restarted_agent_knows_whole_gpus(both, agent, how):
     running = both.run_pod(gpus("whole", 1))
     getattr(agent, how)()
     agent.start()
+    agent.wait_registered(2)
     wait_both(both, 24, 2)
     assert running.container("c0").running
     sliced = both.run_pod(pod("sliced", 8))

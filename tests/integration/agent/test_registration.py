@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.nodes import GIB
-from tests.integration.agent.conftest import PATIENCE, RESOURCE, inventory_text, pod, wait_until
+from tests.integration.agent.conftest import PATIENCE, RESOURCE, inventory_text, pod, wait_back, wait_until
 
 
 def test_it_registers_once_and_stays_registered(node, agent):
@@ -113,7 +113,7 @@ def test_asked_to_end_it_leaves_nothing_but_what_containers_need(node, agent, nu
         assert Path(mount.source).exists()
     assert agent.events("stopped")
     agent.start()
-    node.wait_allocatable(RESOURCE, 48, PATIENCE)
+    wait_back(node, agent)
     assert agent.status()[0]["limit_bytes"] == 8 * GIB
 
 

@@ -12,8 +12,7 @@ import pytest
 import vcuda
 from agent.persistence import codec
 from agent.roles.records import CODEC
-from tests.integration.agent.conftest import RESOURCE, ROOT, allocation_dir, pod, wait_until
-from tests.integration.agent.test_crash import rpc_answers
+from tests.integration.agent.conftest import ROOT, allocation_dir, pod, wait_back, wait_until
 from vcuda import contract
 
 # Of which part, since which version, and what: as `codec.VERSION` tells it.
@@ -52,10 +51,6 @@ def newer(directory, agent):
     return copied(directory / "newer", "9.0.0", CODEC.newest + 1)
 
 
-def registered(node, agent):
-    wait_until(lambda: node.allocatable().get(RESOURCE) == 48 and rpc_answers(agent), "registration")
-
-
 def holdings(agent):
     return sorted((row["allocation"], row["pod"], row["gpu"], row["limit_bytes"]) for row in agent.status())
 
@@ -85,7 +80,7 @@ def test_an_upgrade_with_running_pods(node, agent, newer, end):
     getattr(agent, end)()
     agent.root = newer
     agent.start()
-    registered(node, agent)
+    wait_back(node, agent)
     assert agent.events("starting")[-1]["version"] == "9.0.0"
     assert holdings(agent) == before and untouched(pods)
     assert [preload(one) for one in pods] == lines, "running containers keep their library"
@@ -105,7 +100,7 @@ def test_a_downgrade_is_refused_with_what_to_do_and_loses_nothing(node, agent, n
     agent.kill()
     agent.root = newer
     agent.start()
-    registered(node, agent)
+    wait_back(node, agent)
     pods = [node.run_pod(pod(f"p{number}", 8)) for number in range(3)]
     wait_until(lambda: len(agent.status()) == 3 and all(row["pod"] for row in agent.status()), "names")
     before = holdings(agent)
@@ -121,7 +116,7 @@ def test_a_downgrade_is_refused_with_what_to_do_and_loses_nothing(node, agent, n
     assert untouched(pods)
     agent.root = newer
     agent.start()
-    registered(node, agent)
+    wait_back(node, agent)
     assert holdings(agent) == before and untouched(pods)
 
 
@@ -130,7 +125,7 @@ def test_a_downgrade_that_is_insisted_on_counts_what_runs(node, agent, newer):
     agent.kill()
     agent.root = newer
     agent.start()
-    registered(node, agent)
+    wait_back(node, agent)
     pods = [node.run_pod(pod(f"p{number}", 12)) for number in range(2)]
     wait_until(lambda: len(agent.status()) == 2 and all(row["pod"] for row in agent.status()), "names")
     agent.kill()
@@ -138,7 +133,7 @@ def test_a_downgrade_that_is_insisted_on_counts_what_runs(node, agent, newer):
         path.rename(path.with_name(f"kept-{path.name}"))
     agent.root = ROOT
     agent.start()
-    registered(node, agent)
+    wait_back(node, agent)
     wait_until(lambda: {row["pod"] for row in agent.status()} == {"p0", "p1"}, "them to be counted")
     assert untouched(pods)
     assert node.run_pod(pod("big", 25)).reason == "Unschedulable"
@@ -170,7 +165,7 @@ def test_files_of_every_earlier_version_are_read(node, agent, version):
     for path in agent.state.glob("allocations/[!.]*/allocation.json"):
         aged(path, lambda document: [document])
     agent.start()
-    registered(node, agent)
+    wait_back(node, agent)
     assert holdings(agent) == before and untouched(pods)
     assert agent.events("checkpoint damaged") == []
     node.delete_pod(pods[0])
