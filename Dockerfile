@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The image of `gigaslice node`: podman build --tag gigaslice:0.2.0-dev . (or docker; `make image` picks one).
 # Nothing of NVIDIA is in it: the driver's NVML comes from the node, by the container runtime.
 #

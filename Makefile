@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Gigaslice. `make help` lists what there is to type; python3 (3.10+), gcc and make are all that is needed.
 # Every target sets up what it needs: Python packages and the CUDA headers go to build/venv, results to build/.
 # The parts keep their own rules: native/native.mk, tests/fakedriver/fakedriver.mk, proto/proto.mk, release/release.mk.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps of the build that are not declarations: the two extensions, and the library inside a wheel.
 
 An editable installation has no library of its own; it uses ``build/libvcuda.so``, which ``make`` keeps current.

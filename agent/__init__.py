@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node agent: finds the GPUs of one machine, shares them out by the slice, and serves the kubelet.
 
 Layers, highest first: commands, roles (composition), control, deviceplugin, limits, allocation, providers,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node agent's settings: one field of `Config` is one setting, with its flag, default and help.
 
 How flags, environment and file are read is `gigaslice.runtime.settings`. A new setting is one field here.

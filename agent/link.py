@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent's end of the connection to the front: calls come in; answers, device lists and offers go out.
 
 There is one for the whole process, on whichever event loop is running. Where the front has a process of its own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The settings that several roles have: each stands once, in the base class of the tables that share it.
 
     LogSettings                  every role: log

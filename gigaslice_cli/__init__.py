@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command `gigaslice`: its table of commands, and the frame that reads the command line and reports errors.
 
 The top of the tree: it imports all other packages, and none imports it. The commands themselves stand with what they

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which commands `gigaslice` has, and where each is: a new command is a module and a line here.
 
 Only the command that is asked for is imported (`gigaslice.runtime.command_line.command` says what it offers). A plain

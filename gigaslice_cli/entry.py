@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where every start of `gigaslice` begins: the node agent under a front, any other command by itself.
 
 The front is what the kubelet is connected to, and must stay small: nothing of the agent is imported before the fork.

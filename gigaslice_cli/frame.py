@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The frame of `gigaslice`: reads the arguments, runs a command, and turns every error into lines and an exit code.
 
 0: done. 1: what was asked failed. 2: a mistake in flags, environment or files, one line each. 3: the machine lacks

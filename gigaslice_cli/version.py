@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice version`: shows the version."""
 
 from __future__ import annotations

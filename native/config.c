@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Settings of the library. The mounted page wins over everything; only without it is the environment read, and what
  * cannot be understood there is an error, never "unlimited".
  * Uses neither CUDA nor NVML. Tests: tests/native/test_config.c, tests/integration/test_native_config.py. */

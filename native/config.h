@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Settings: which directory holds limits page and ledger, and which limits the environment asks for.
  * Reads the environment and checks whether files exist; opens nothing, decides nothing about a broken page.
  * Uses neither CUDA nor NVML. Tests: tests/native/test_config.c, tests/integration/test_native_config.py. */

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The library and its tests built by another compiler: for aarch64, and for a C library of 2012. Included by native.mk;
 # opt-in, as the compiler (zig, from the package index) is 80 MiB. Results go to build/<processor>-2.17/.
 # The compiler brings the C library's symbol lists, so what links here needs nothing newer than glibc 2.17.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See directory.h.
  * Tests: tests/native/test_config.c, tests/integration/test_native_heads.py. */
 #define _GNU_SOURCE

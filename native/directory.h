@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which directory has the quota of a program, by what its environment says: VCUDA_DIR, VCUDA_QUOTA, or neither.
  * Looks whether directories are there and whose they are, makes none. Reads no variable itself.
  * Uses neither CUDA nor NVML. Tests: tests/native/test_config.c, tests/integration/test_native_heads.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The environment is changed before main and never again: the program has one thread then, and nothing that it has found
  * in its environment changes. Not by setenv(): some programs have one of their own (bash), which may not be
  * called before they have started, and the C library's allocates memory. A new array takes the place of the old one; a

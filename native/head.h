@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The quota that the first program with VCUDA_MEMORY_LIMIT heads, for itself and all that it starts: its name, and how
  * that gets into the environment, by which everything that is started joins.
  * Uses neither CUDA nor NVML. Tests: tests/native/test_head.c, tests/integration/test_native_heads.py,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Order of start-up, the one decision what happens when limits cannot be used (refuse: fail closed), the list of
  * allocators, and the list of what a forked child resets.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The only thing that init.c shows besides hooks/runtime_state.h, which it implements.
  * Tests: tests/integration/test_native_config.py. */
 #ifndef VC_INIT_H

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The vCUDA library, its checks and its unit tests. Included by the top Makefile; nothing but gcc and make is needed
 # besides NVIDIA's headers. Include paths are the architecture: base <- shm <- table, hooks <- cuda, nvml <- the root.
 BUILD ?= build

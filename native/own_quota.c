@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See own_quota.h. Whoever joins or makes such a quota has the lock of its base directory until it has attached, and so
  * has who removes one: what is judged unused is not joined before it is gone. The GPUs are asked for before the lock is
  * taken, since that runs the dynamic loader, for which another thread of this process may wait with its own lock.

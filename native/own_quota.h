@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The quota of a head (CONFIG_HEAD) or of a name (CONFIG_NAMED): made whole, joined, and made anew when it has other
  * limits and nobody uses it.
  * Uses neither CUDA nor NVML. Tests: tests/integration/test_native_heads.py, test_native_named_quotas.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A directory that VCUDA_DIR names is filled where it is: the page is created complete or not at all, and the process that
  * creates it decides the identity; every process, the creator included, then makes sure that a ledger of that identity
  * exists. So no process waits for another, and one killed between the two leaves nothing that the next one does not

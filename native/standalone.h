@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The quota of a program without an agent: created on first use, joined ever after.
  * Uses neither CUDA nor NVML. Tests: tests/integration/test_native_config.py, test_native_heads.py. */
 #ifndef VC_STANDALONE_H

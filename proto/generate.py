@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generates Python from the protocols in this directory (`PACKAGES` says where to), or checks that it is up to date.
 
 The generated files are committed, so that installing needs no protocol compiler. Two things are taken out

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Python of the protocols: written by `make proto`, committed, and proved fresh by `make proto-check`.
 PY ?= build/venv/bin/python
 

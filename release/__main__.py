@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m release VERSION`: a release as far as it can be made without reaching a server. Run by `make release`.
 
 Without --cut the tree stays as it is: a copy of the last commit is cut in build/release/VERSION/tree, and everything is

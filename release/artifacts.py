@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What lies beside the distributions: the notes and the sums."""
 
 from __future__ import annotations

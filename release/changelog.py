@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CHANGELOG.md as text: what is unreleased becomes the section of a version. Pure.
 
 The form is that of Keep a Changelog: `## [Unreleased]` on top, then `## [1.2.3] - 2026-11-28`, the newest first.

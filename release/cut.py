@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a version can be released from a tree, and the tree with it. What is generated is made by the caller."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m release.names WHAT …`: the names of a release's files, for the Makefile."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a release does to the rest of the world, as commands. They are printed, and never run from here. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What people download, in dist/ (RELEASING.md). Included by the top Makefile; the tools are the extra `release` of
 # pyproject.toml, the compiler for old C libraries and other processors is that of native/cross.mk.
 DIST ?= dist

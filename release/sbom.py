@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m release.sbom WHEEL FILE`: what an installation of the wheel consists of, as CycloneDX.
 
 The packages are those of the image, by version (deploy/image/runtime.txt): the wheel with its extras is installed under

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the version of this tree is written: `vcuda/version.py` has it, and the other places say the same.
 
 A version is `1.2.3`, or `1.3.0-dev` between releases. That one text is a version of Python's packages (which write it

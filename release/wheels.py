@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m release.wheels PROCESSOR`: a wheel that installs without a compiler, on every glibc from 2.17 on.
 
 The library is built before, and named by LIBRARY. The two extensions are compiled here, by the cross compiler of

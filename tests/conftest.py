@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every test may rely on: an environment without the settings of the shell that runs it.
 
 Variables that steer the library, the fake driver or the agent would change what a test means, so they are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """StepProgress of the programs under tests, as commands show theirs: lines begin with the program's name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits and usage of shared GPUs: the Python side of the vCUDA library.
 
 Creates and changes limits pages, reads ledgers, finds and installs the library; the command ``vcuda`` uses it. The

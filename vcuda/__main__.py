@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python -m vcuda``: the same command as ``vcuda``."""
 
 from __future__ import annotations

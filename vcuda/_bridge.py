@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one place where Python meets the compiled code: ``ffi``, ``lib`` and the translation of status codes.
 
 A module of its own, so that a missing build gives one sentence and every negative status becomes an exception in the

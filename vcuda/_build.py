@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds ``vcuda._native``: Python's access to the C code of the limits page and the ledger (cffi, API mode).
 
 The declarations are the text of ``native/shm/shm_api.h``, which the C compiler includes too, so a signature exists

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a context was last measured to take of each GPU: kept to refuse a quota that has no room for one.
 
 A process measures it and writes it into its ledger, which ends with the command. `vcuda run` keeps the number, with the

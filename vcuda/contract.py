@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names that the library, the agent and the command agree on: paths, file modes, environment variables.
 
 Their C side is the library's own configuration; in Python they are written down here and nowhere else. Values only.

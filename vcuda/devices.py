@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which GPUs this machine has, and which one a user means: the package's only use of NVML.
 
 Every call starts and ends NVML itself, so that no handle outlives a driver that was unloaded. NVML's answers become

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks whether limits hold on this machine: one finding per check, with a remedy where it failed.
 
 Checks of the driver and the loader run in child processes, since a broken driver may crash or hang its caller. Each

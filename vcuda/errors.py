@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What can go wrong, as one tree; every message is one line with what failed, why, and what to do about it.
 
 ::

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a check of ``vcuda doctor`` answers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the library of this installation and puts copies of it where containers see them.
 
 A library that a running process has mapped must never change under it, so a file that exists is never written again:

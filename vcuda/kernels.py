@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jupyter's kernel specifications that start a kernel under a quota of its own.
 
 A specification is a directory with ``kernel.json``, found by name in Jupyter's data directories (Jupyter's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Usage ledgers: how much of each GPU each process of a container or command uses.
 
 The processes themselves write the file, so it is not trusted: the C code reads it by ``pread`` with checked sizes,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits pages: what a container or command may use of each GPU. Created here, mapped read-only by its processes.
 
 A page appears complete or not at all, and a live change is one atomic store that every process sees;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a command's LD_PRELOAD names the library, so that only glibc's loader finds it.
 
 A program of musl (Alpine's, many single-file tools) does not start when LD_PRELOAD names a library of glibc, and any

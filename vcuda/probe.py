@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small CUDA program for ``vcuda doctor``: prints as JSON the driver's answers and whose functions it would call.
 
 Run as a file of its own in a child process, with the library preloaded or without, because a broken driver may crash

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the dynamic loader will preload a library into a program, according to the program's file.
 
 LD_PRELOAD has no effect on a statically linked program, one of another C library or word size, and one that changes its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What quotas promise of each GPU, all together: a sum, which may be more than the GPU has. Pure.
 
 A promise counts with what may lie in the GPU's own memory. A quota that nobody uses promises nothing.

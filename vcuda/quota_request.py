@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The quota that the options of ``vcuda run`` request on each GPU: memory, split between GPU and host, and compute.
 
 Of --memory, --physical and --host any two give the third. This module checks that the options agree and that the host

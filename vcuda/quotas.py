@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quota directories of commands on a workstation: made by ``vcuda run``, listed by ``vcuda ps``, swept when unused.
 
 A directory holds a limits page, a ledger and ``command.json``. It is filled under a hidden name and renamed when it is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the package takes from the environment: variables and user IDs, read once per command.
 
 No other module of ``vcuda`` reads the environment, so this list is complete. It decides where a user's quota

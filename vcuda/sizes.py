@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text forms of sizes and GPU UUIDs, parsed by the same C code as the library's own environment variables.
 
 One parser, so that ``8GB`` cannot mean one number on the command line and another inside a container. Sizes are printed

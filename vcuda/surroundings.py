@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of ``vcuda doctor`` for what lies around a program on a workstation: WSL2, conda, systemd's units.
 
 Each has its own way of giving a program another driver, environment or directory than the shell has in which

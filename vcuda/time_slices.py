@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time slices on a GPU whose containers use host memory: what each container does, and what its page says.
 
 Where a page says HELD, the library waits, but not beyond the time that the page gives: an agent that was killed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attributes the memory on the GPUs to containers, and finds overuse. Pure.
 
 A process that owns a slot of a ledger belongs to that ledger's container, according to the kernel's locks. A container

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds containers that use GPUs without the library or beyond their limit; reports, counts and by policy evicts them.
 
 It runs with every round of the memory monitor: it attributes the processes that NVML shows and no ledger has, returns

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures the memory that the ledgers do not declare, in one round every few seconds.
 
 Calls of the driver and reads of ledgers may block, so they run in threads; pages are written from the agent's own

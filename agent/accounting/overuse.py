@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When overuse is reported, and when it evicts a pod: which overuse, for how long, and how much. Pure.
 
 An offence is reported when it was found in several rounds in a row, not when it has just begun or is about to end. Its

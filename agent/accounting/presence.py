@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which allocations the node's processes have mounted: the kernel's proof that a container lives.
 
 A container that has not used CUDA yet has no slot in its ledger, and the kubelet may have forgotten it. Its processes

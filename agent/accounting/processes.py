@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What /proc tells of a process: its name, its cgroup, and which allocation is mounted in its container.
 
 A file that was removed from the host stays mounted; the kernel marks it in the text. All of it is readable without

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The assignment that a scheduler has written on a pod, for one of its containers. Pure."""
 
 from __future__ import annotations

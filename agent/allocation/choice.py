@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The choice of GPUs for one request: where it is placed, beside what counts already.
 
 Works on values: an allocation table, the GPUs as they are now, and a request. It records nothing. The GPUs that a

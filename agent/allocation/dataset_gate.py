@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Holds a container back until the datasets it mounts are there: asks the node's dataset service.
 
 The dataset service may publish a volume before its data has arrived, so that images are pulled meanwhile. It does so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this node has, as the rest of the cluster is told it: GPUs, health, what is free, and who holds what.
 
 `node_inventory` makes the value, `InventoryPublisher` follows what it depends on: the GPUs and the allocation table.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A request for a share of GPUs as a value, and how the API that it came by takes part in its allocation. Pure.
 
 Adapters make requests of what their APIs say: annotations and device IDs, or a claim. The allocation service knows

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The allocation service: gives requests their GPUs, records that, decides over starts, and releases.
 
 It takes values and returns allocations, or raises ImpossibleError as its refusal. It knows neither protocol messages

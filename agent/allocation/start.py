@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the start of a container waits for: its GPUs, its datasets, and its allocation being safe on disk.
 
 A container is allocated even where its memory is not free yet, since a refused allocation fails its pod for good. Every

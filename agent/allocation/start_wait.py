@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The waiting before a start: one call is held until nothing stands in the way, or until it is answered with a reason.
 
 Both of the kubelet's APIs have a call before a start that is repeated after an error, and in the pause free memory

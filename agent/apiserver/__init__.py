@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Kubernetes API: this node's pods from a watch, events on them, their eviction.
 
 Requests, lists and watches are those of `gigaslice.kubeapi`, with the agent's bounds. Nothing of the agent depends on

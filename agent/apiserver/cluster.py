@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the rest of the agent knows of the cluster: a Protocol, the real thing, and its absence."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pods of the containers that use an allocation, as the API server shows them, and events on them."""
 
 from __future__ import annotations

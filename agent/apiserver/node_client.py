@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node agent's client of the API server: that of the cluster's roles, with the agent's bounds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """This node's pods, kept as the API server changes them, in memory that does not depend on what it sends.
 
 The informer is that of the cluster's roles. Here a page is read as its bytes come, one object may have 256 KiB, and all

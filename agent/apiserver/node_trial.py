@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the API server keeps this agent to its own annotations of its own Node, and of that one's pods.
 
 RBAC cannot say "its own Node, and of it these annotations": that is a policy's, and a policy may be missing, be an old

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One annotation of this node's object, kept at the value that it was last set to.
 
 The Node object belongs to the kubelet; the agent writes one annotation of it and never reads it. Each write wakes all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads this node's pods past the watch, for an admission on which all other pods of the node wait.
 
 A server that is away costs each of them as little as possible. What it has not answered once it is asked again only

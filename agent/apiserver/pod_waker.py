@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Has the kubelet look at a pod at once: a change of a pod's metadata does that, and nothing else an agent may do.
 
 The right to change pods is a great one, so nothing is changed unless the API server was seen to keep this agent to one

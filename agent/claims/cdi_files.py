@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files by which a container runtime learns what the containers of a claim get (Container Device Interface).
 
 One file for each claim, one device in it for each request. The kubelet passes the names of devices on that it was

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the pods of a claim are told: what they got, what they wait for, and what cannot be."""
 
 from __future__ import annotations

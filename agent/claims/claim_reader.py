@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Claims as the API server has them at this moment: the kubelet names one, and what it is for has to be read.
 
 Nothing watches claims: a node needs a claim once, when it is prepared, and whether it is still there at a start. So the

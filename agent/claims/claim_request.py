@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One claim as requests for the allocation service: what the API server has allocated, executed as it stands. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a claim has already when the kubelet asks for it, where the API server has given it other devices since."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is kept in order around prepared claims: who uses them, and the files of the container runtime.
 
 A later pod of a claim comes without a call of the kubelet, so consumers are read from the pods whenever these change.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the kubelet asks about claims and is answered, as values of no version of its API."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NodePrepareResources: makes the allocations of a claim, and answers once its containers may start.
 
 The kubelet asks once for each claim, whatever pods and containers use it, and gives every later pod the first answer.

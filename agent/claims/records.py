@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How allocations for claims are recorded: the claim, its devices, and who uses them. Pure."""
 
 from __future__ import annotations

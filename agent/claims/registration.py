@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Offers the driver of claims to the kubelet through the front, for as long as it is served: calls in, answers out.
 
 Sockets and connections belong to the front. So the end of this process ends none of them, and calls that it has not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NodeUnprepareResources: gives claims up, and whatever ends without that call.
 
 The call comes when the last pod of a claim has ended on this node, so there is nothing to find out, and an error would

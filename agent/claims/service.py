@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the kubelet asks about claims, answered by the parts that do it."""
 
 from __future__ import annotations

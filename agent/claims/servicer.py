@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet's side of claims: its calls, each translated from either version of the API, answered, and translated
 back.
 

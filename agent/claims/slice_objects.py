@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """This node's slices as the API server has them, and the requests that change them.
 
 What they should be is decided elsewhere. A state that a request was answered with counts until the watch shows a later

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of this node's GPUs claims can have now, as it is to be published.
 
 Claims are counted by the API server, which has allocated them, and device plugins by this node: so what the latter have

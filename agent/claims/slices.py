@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """This node's slices at the API server, kept as they should be.
 
 A slice is compared with what the server has, and written where that differs: after a start, after a hand-over and after

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A ResourceSlice as the API server has it, cut down to what is compared with what it should be. Pure.
 
 A server of a version without a feature takes a slice and drops the fields of that feature without a word, so every

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Has the kubelet ask again at once for a claim whose call was answered with an error.
 
 The kubelet repeats such a call after 60 to 90 seconds, its ordinary resync of a pod, and within 0.3 seconds of a change

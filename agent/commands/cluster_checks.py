@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether an installation does what its users need: nodes offer GPUs, the scheduler works, the webhook answers.
 
 Asks the API server, and the webhook by its Service as the API server does; reads and changes nothing. The pod of

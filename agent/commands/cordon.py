@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice cordon`: keeps new containers away from a GPU. Changes cordon.json, which an agent sees within a second.
 
 No agent has to run; the GPUs are those that one has last seen.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice doctor`: would an agent work here, does an installation work, which labels are missing."""
 
 from __future__ import annotations

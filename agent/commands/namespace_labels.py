@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which Namespaces would need a label for what the annotations of their pods say: before a policy refuses them."""
 
 from __future__ import annotations

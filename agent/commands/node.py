@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice node`: runs the node agent."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks whether an agent of this configuration would work on this node: one finding per question, with a remedy.
 
 Meant to run where the agent runs (in its pod, or as root on the node), before it or beside it. Takes no lock, changes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flags that mean the same for several commands of the node agent."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice resize`: changes what a running container may use, by asking this node's agent."""
 
 from __future__ import annotations

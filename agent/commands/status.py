@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice status`: shows the containers and GPUs of this node."""
 
 from __future__ import annotations

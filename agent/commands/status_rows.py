@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which container holds what on this node, and how its GPUs are: read from the state directory alone.
 
 Changes nothing and takes no lock. Which processes live is asked of the kernel, so PIDs are those of the caller.

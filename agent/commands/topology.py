@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice topology`: draws how the GPUs of this node are connected."""
 
 from __future__ import annotations

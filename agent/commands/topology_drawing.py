@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the GPUs of this node are joined, as placement sees it: the access-cost tree of each pool of equal GPUs.
 
 Reads the hardware (or an inventory file) and touches no state, so it runs beside an agent or without one.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice uncordon`: gives a GPU to new containers again."""
 
 from __future__ import annotations

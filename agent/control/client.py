@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What commands ask of this node's agent on its control socket."""
 
 from __future__ import annotations

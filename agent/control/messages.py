@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is said on the agent's control.sock, as values: the answer to a change of limits. Requests are LimitChange."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The control socket: changes of a running node for root of this node, beside the state that they change."""
 
 from __future__ import annotations

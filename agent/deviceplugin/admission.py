@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds out, while the kubelet waits, which container a call is for and which earlier allocations have ended.
 
 The kubelet names neither. Its pod-resources list takes a millisecond or two and shows the pod that is being admitted.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the assignment of a pod says of one container, and whether this node can execute it. Pure.
 
 The scheduler chose the GPUs, and other pods are placed on what it left. So an assignment is executed as it stands or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the containers of pods ask for, by their annotations and by what a scheduler has assigned them.
 
 Mistakes in annotations are left out here and come beside the request, since a person can correct them while the pod

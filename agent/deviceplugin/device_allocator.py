@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Allocations by device IDs: what the kubelet calls for, as requests of the allocation service.
 
 The kubelet hands device IDs out a second time without saying what became of their holders. So each request comes with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The slices as the kubelet is shown them: one device each, with its GPU's health and NUMA node.
 
 It follows the GPUs. Several parts of the agent besides can take slices off what the scheduler sees as allocatable, each

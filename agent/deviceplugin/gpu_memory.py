@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The resource of GPU memory: its devices are slices, and its containers get files that hold them to theirs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the resources of slices and of whole GPUs have in common: the kubelet's calls, for the allocation service.
 
 The kubelet makes GetPreferredAllocation and Allocate one after the other in its only admission loop and without a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serves providers beside each other, each with a registration of its own.
 
 The agent's own resource ends the agent when it cannot be served. Any other provider is served again, with growing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which container an Allocate is for: the kubelet's list, the watched pods and the allocation table together. Pure.
 
 The kubelet admits one pod at a time, container by container, init containers first. At each Allocate its pod-resources

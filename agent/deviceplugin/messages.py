@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Protobuf messages to the agent's values and back. Pure: no socket, no file, no decision about placement."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a pod's events say of its allocations: what it got, what its annotations lack, and what it waits for.
 
 Texts and where they are sent; nothing is decided here. Without access to the API server nothing is sent.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Polls the kubelet's list: learns which container each allocation is for and which allocations are over.
 
 Regular polls count towards releasing what is in doubt. Extra polls shortly after an event do not, so a burst of events

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The waiting in PreStartContainer: holds a container back until nothing stands in the way of its start.
 
 The kubelet repeats a call that was held for long at once, and one that failed soon after ten to fifteen seconds, in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How answers to Allocate are recorded: device IDs by GPU, and what is known of the container. Pure.
 
 Device IDs are written as ranges ("GPU-…/0-7,9"), since a node may have a thousand. These records name no API: they are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Offers a provider to the kubelet through the front, for as long as it is served: lists out, calls in.
 
 Sockets and streams belong to the front. So the end of this process ends none of them, and calls that it has not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whom an Allocate is for: the container that asks, as far as it is known, and what became of the ones before. Pure.
 
 The containers of a pod are allocated one after the other, init containers first, so the next one follows from the pod

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Carries out what a review of the kubelet's list has found, on the allocation table and its directories."""
 
 from __future__ import annotations

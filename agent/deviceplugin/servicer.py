@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet's side of any provider: its calls, each translated, answered by the provider, and translated back.
 
 The kubelet makes GetPreferredAllocation and Allocate one after the other in its only admission loop and without a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Undecided allocations: made before the annotations of their pods were known or made sense, decided before a start.
 
 Their GPUs stay, since the container runtime has been told of them. Everything else is made to agree with the

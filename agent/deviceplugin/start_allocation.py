@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which allocation a start is for: the one whose mounts the kubelet is about to replay.
 
 The kubelet names only the devices, and two living pods can have the same ones after it has lost its record. What it was

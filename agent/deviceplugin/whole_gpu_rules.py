@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole GPUs as devices of the kubelet, beside slices of the same GPUs. Pure.
 
 A GPU that is given out whole has one device ID. The names of devices are device IDs here as well: a race between the

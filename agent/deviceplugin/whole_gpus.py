@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The resource of whole GPUs: one device per GPU, decided in the same allocation table as slices.
 
 Its containers get the GPU as it is, without library and limits. The kubelet keeps two lists of the same GPUs and is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Takes free device IDs off the kubelet's list that no container can get, whenever that changes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process that the kubelet is connected to: it keeps sockets and streams alive while the agent is away.
 
 A stream lives in the process that ends its HTTP/2, and the kubelet takes all devices for unhealthy the moment it ends:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The messages between front and agent, over a pair of sockets that no other process has.
 
 A frame is its length, its kind, a number (of a call, or of an offer) and bytes that only the two ends of a call read.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver of claims at the kubelet: the socket by which the kubelet finds it, and the one at which it is called.
 
 The kubelet connects by itself to whatever socket appears in its directory plugins_registry, so there is nothing to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the agent offers to prepare claims; the front passes its bytes on unread."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the agent offers to the kubelet in one place, whichever of its APIs that is for: sockets, a lock, an agent.
 
 It polls ten times a second and whenever something asks for it. The agent may come and go meanwhile.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The front's loop: endpoints at the kubelet on one side, the agent on the other, and the calls in between.
 
 When the agent ends before it has answered a call, the front keeps the call and gives it to the next agent. The kubelet

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gRPC over HTTP/2, as far as calls with one message and one answer need it: pure functions over fields and bytes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From one front to the next, on one node: the kubelet's connections themselves go over, and no stream ends.
 
 The successor starts beside the one that serves, gets ready, and connects to a socket in the state directory. When

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a front hands over to the next: its endpoints as JSON can have them, and the descriptors that go with it.
 
 A connection is its socket and the state of HTTP/2 on it. Of a resource the successor makes a socket of its own, and the

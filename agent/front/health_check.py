@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two messages of grpc.health.v1.Health/Check, without the library that would decode them. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Header compression of HTTP/2 (RFC 7541): all of reading, and of writing the one form that needs no memory.
 
 A grpc-go client sends indexed and Huffman-coded fields, so both are read. What is written is literal.

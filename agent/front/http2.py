@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HTTP/2 (RFC 9113) as gRPC uses it between two processes of one machine, without any I/O: bytes in, events out.
 
 Both sides of it: the kubelet calls us, and we call it once to register. A request or an answer is one event, when it is

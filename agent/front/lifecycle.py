@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When to make the own socket and when to register: the plugin's life beside the kubelet's, as one table of rules.
 
 The kubelet never retries for a plugin, deletes its socket at every start, and keeps one client per resource by name: a

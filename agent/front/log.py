@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lines on standard error in the agent's own form, without the libraries that make those."""
 
 from __future__ import annotations

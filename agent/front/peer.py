@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A socket with HTTP/2 on it, in a loop that waits for many."""
 
 from __future__ import annotations

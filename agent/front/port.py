@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One socket that the kubelet connects to, and its connections.
 
 A socket whose file was wiped gets a new one; what is connected stays, since the kubelet goes on using a connection. It

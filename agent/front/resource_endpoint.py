@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One resource at the kubelet: its socket, its registration, and the streams that watch its devices.
 
 `lifecycle` decides what to do at each poll, and it is polled whenever a stream opens or ends. Where the socket was

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the agent offers to the kubelet under one name; the front passes its bytes on unread."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unix sockets in the kubelet's directory: which process listens there, and how to put one's own in place.
 
 gRPC takes a path and unlinks it when a server ends, whatever listens there by then. So each server listens under a

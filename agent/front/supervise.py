@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process that starts the agent, outlives it, and starts it again; at its own end it hands over to a successor.
 
 The agent is a forked child: nothing is loaded twice, and it dies with this process. An agent that ends by itself before

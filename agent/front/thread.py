@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A front without a process of its own, for programs that are device plugins by themselves: it dies with them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which GPUs get new containers: conditions such as Xids, memory errors and lost devices, their cooldown, and cordons.
 
 `xids` and `conditions` decide and do no I/O, `health_files` reads and writes the two files in the state directory,

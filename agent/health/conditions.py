@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conditions of a GPU, and when it recovers from them: cooldown and relapses. Pure.
 
 A condition makes a GPU unhealthy at once. The GPU recovers when no condition was seen for the cooldown. A relapse

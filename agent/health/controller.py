@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The health of the node's GPUs: waits for their errors, polls their vital signs, reads cordons, marks the inventory.
 
 Stands between the scanner, which finds GPUs, and the device plugin, which reports them to the kubelet: every inventory

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two small files in the state directory: the cordons, and the health of each GPU as the agent has found it.
 
     cordon.json   written by `gigaslice cordon` and `uncordon`, read by the agent: works while no agent runs

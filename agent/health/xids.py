@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The effect of each Xid on the GPU: one table, and a rule for numbers that are not in it. Pure.
 
 Meaning and action are those of NVIDIA's catalogue (immediate action, Ampere and later), as of September 2026:

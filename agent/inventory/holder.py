@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node's GPUs as they are now: one holder for all parts that read them.
 
 The health controller replaces the inventory whenever a scan or an error has changed it. Every other part reads it from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A source of GPUs whose GPUs have been lent host memory. Reads how much of it the host has; decides nothing else."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the driver was told not to clear GPU memory that a process gives back: the next tenant could read it then.
 
 Clearing is the kernel module's default (docs/threat-model.md says for which GPUs). Its option RMDisableScrubOnFree

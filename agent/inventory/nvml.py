@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs of this machine through NVML: with `nvml_health` the agent's only door to `pynvml`.
 
 Drivers answer single queries with errors (a GPU that fell off the bus, a link that is not supported), and a node must

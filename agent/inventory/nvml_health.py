@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What NVML tells of the GPUs' health: events as they happen, and vital signs when asked.
 
 Beside `nvml` the only module that calls `pynvml`. Handles come from there; everything here may block or fail for a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the driver says of page faults and of the pages that they moved: counters of nvidia-uvm, where it shows them.
 
 Loaded with uvm_enable_debug_procfs=1, nvidia-uvm has a file for each GPU that some process uses managed memory on.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scans the hardware at intervals, and passes on every change.
 
 A scan may block in the driver, so it runs in a thread. A scan that fails changes nothing: a driver that is being

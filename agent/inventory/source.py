@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The inventory of GPUs, the interface of what it is read from, and how two scans in a row are joined.
 
 A GPU that disappears (fallen off the bus, lost to the driver) must not vanish from the node: containers hold slices

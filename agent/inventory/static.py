@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs from a file: dry runs, tests and demonstrations on machines without one.
 
     gpus:

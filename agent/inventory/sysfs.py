@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PCI devices, their NUMA nodes and CPUs, from sysfs. The root is an argument: a recorded tree serves as a test."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A part of the node's GPUs as an inventory of its own: those of one type, for all that allocates their slices."""
 
 from __future__ import annotations

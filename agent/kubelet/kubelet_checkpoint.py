@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The answers that the kubelet keeps: its device manager's checkpoint, read and never written.
 
 The kubelet repeats an Allocate's answer at every start of the container for as long as the pod lives. So this file says

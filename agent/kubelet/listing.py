@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet's pod-resources list as values, and when a pod's absence from it means something. Pure.
 
 A kubelet that has just started lists nothing at first, then the static pods of its node. It lists the other pods once

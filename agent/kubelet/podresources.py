@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The client of the kubelet's pod-resources API: which containers hold which devices.
 
 The kubelet lists active pods only, names no pod UIDs, and leaves plain init containers out. A connection is kept for as

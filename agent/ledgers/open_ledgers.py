@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Holds the ledger of every allocation open, and cuts one that grows as soon as it does.
 
 A container must be able to write its ledger, a file on the node's disk. So it can also make the file grow until the

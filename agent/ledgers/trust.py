@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much of what a container writes into its ledger counts. Pure; every use of a ledger's numbers goes through here.
 
 A ledger belongs to its container, whose processes may write anything into it, with a correct checksum. Others depend

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Undeclared bytes: memory that no allocation call declares, such as contexts, module code, static arrays, graphics.
 
 NVML shows how many bytes each process holds of a GPU, the ledger what the process has declared or measured on itself.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the ledgers of all allocations: which processes live, and how much of each GPU they hold.
 
 Containers write the ledgers, so nothing in them is trusted. `vcuda` reads them with checked sizes, `open_ledgers` cuts

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits of running containers, applied: memory, compute time, time slices, CPUs."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Publishes the decisions of each GPU's compute arbiter: credit for the time of neighbours, and idle time that is lent.
 
 It polls only GPUs on which a container could gain: those with two containers that have shares, or with one that may

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps processes of containers on the CPUs nearest to their GPUs, where the node wants that (`--bind-cpus=on`).
 
 It only removes distant CPUs: a process's affinity is intersected with the CPUs of its GPUs' NUMA nodes, so a cpuset of

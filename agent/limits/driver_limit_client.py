@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The connections to `gigaslice driver-limits`, which sets the driver's limits: the agent does not have that right.
 
 Two connections, since one answers a question after the other, and a watch is answered when something happens. That role

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Has the driver keep a limit for every pod of the node: at the start of a container, at every change, and each round.
 
 The rules are `gigaslice.core.limits.driver_limits`. Another process sets limits, `gigaslice driver-limits`, which alone

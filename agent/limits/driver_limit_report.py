@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is to be known of the driver's limits of this node, as a file beside the state: for `gigaslice status`.
 
 driver-limits.json   written by the agent when it changes, read by `gigaslice status` and `doctor`

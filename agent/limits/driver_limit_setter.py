@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Has limits set, and replaces what somebody else has set below a pod's.
 
 Where the driver keeps limits in its own map, the nearest cgroup with one decides. NVIDIA's runtime hook sets one for a

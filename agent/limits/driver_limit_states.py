@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the driver's answers mean: whether a pod's limits stand, have failed, or have grown. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tells a pod whose refusal it was when the driver had no memory although its quota had room.
 
 A program sees the same error either way. The ledger counts such refusals. What the driver says of the pod's limit in

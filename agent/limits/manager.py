@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps the limits of running containers up to date, and changes them for an administrator or a pod's annotations.
 
 A change is written first to the allocation table, then to the directory's record, then to the page, where each number

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stands in the place of the manager of driver limits where none are to be set: --driver-limits=off."""
 
 from __future__ import annotations

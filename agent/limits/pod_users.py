@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which pods use an allocation, by the UIDs that cgroups have, and what is known of the other pods of the node.
 
 The UID of a pod comes with the allocation where the API server was asked in time. Where it was not, the first process

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tells a pod that its programs get no memory because the container's own quota is used up.
 
 The processes count their refusals in the ledger, where the metrics find them too. A program that frees what it keeps in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """By how much numbers in the ledgers have risen since they were last looked at.
 
 What was counted before this agent was started is not counted a second time. A ledger that cannot be read for a while

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time-slices the GPUs whose containers thrash: reads their ledgers, asks the arbiter, and writes their limits pages.
 
 A time slice is a lease: the page says until when, and each poll renews it, so that containers go on a second after an

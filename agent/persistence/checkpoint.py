@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checkpoint file: replaced whole, with the one before kept beside it.
 
 A save writes under another name and renames, so killing the agent between any two steps leaves a complete file under

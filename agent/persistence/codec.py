@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Allocations as JSON, in an envelope that betrays every changed byte.
 
     {"version":4,"sha256":"<of version and state>","state":{…}}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The directory of one allocation on the host: what the container's four mounts point at.
 
     allocations/<id>/limits          the limits page, mounted read-only

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The work on the state directory that takes a disk long: done in another thread, where it holds up no call.
 
 After a change of the allocation table the files of the next allocations are made, since the next request usually

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the ledgers of new allocations lie: beside their other files, or where their locks last.
 
 A slot's owner is told from the dead by a lock that a mapping keeps (docs/adr/0057). On overlayfs it does not, so a

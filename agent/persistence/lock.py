@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One agent per resource and state directory: a lock file that the kernel frees when its holder dies.
 
 The file holds the holder's process number for people to read; only the lock itself counts, so a file left by a

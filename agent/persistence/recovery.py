@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The allocation table after a start, from the checkpoint and the directories of the allocations. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the state directory can take another allocation: room, permission, and a disk that takes what is written.
 
 An allocation that cannot be recorded must be refused, and the kubelet fails that pod for good. So a directory that is

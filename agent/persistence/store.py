@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state directory as a whole: the allocation table in memory, the checkpoint and the directories behind it.
 
 The only writer of them, called from one thread (`sync`, `tidy`, `make_ahead` excepted). A change goes to disk before it

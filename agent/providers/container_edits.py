@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the runtime adds to a container that was given devices, as a value of no API.
 
 The four mounts of a container with a quota are put together here; what is behind them is made by

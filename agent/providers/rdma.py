@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The provider of RDMA adapters: one device per adapter, or several where containers may share one.
 
 Everything is read from sysfs: which adapters there are, their NUMA nodes, ports and device nodes. The container gets

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface of a resource: it has devices, and tells what a container that was given some of them gets.
 
 A resource has nothing to do with the kubelet's protocol: `agent.deviceplugin.servicer` speaks it for any resource, with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of a node agent that serve claims to devices (DRA): built here, decided nowhere.
 
 What is here, `agent.claims` and `gigaslice.core.claims` belong together, and nothing else of the agent knows of claims.

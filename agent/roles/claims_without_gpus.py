@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Claims on a node whose GPUs are not there: what ends is given up, and nothing is prepared.
 
 After a reboot, or while a driver is exchanged, pods with claims may have to end before there can be GPUs again. Their

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the node agent's GPUs come from, and the first scan for them.
 
 A scan can hang with its driver, so every scan here runs in a thread that the process does not have to wait for.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events on the pods whose GPUs have become unhealthy or healthy again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node agent on a node without GPUs: it waits, answers the probes, and scans again at an interval.
 
 A DaemonSet reaches every node, and a pod that ends there would be started over and over, hold up rolling updates and

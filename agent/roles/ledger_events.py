@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events on the pods whose ledgers may count too much, because the node has no place where their locks last."""
 
 from __future__ import annotations

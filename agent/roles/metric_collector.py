@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collects the values of all metrics from the parts of a running node agent.
 
 Nothing is read from disk: usage is that of the last measuring round.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Has the agent start anew when a GPU appears whose type has no resource yet.
 
 With `--resource-per-type` the resources are those of the GPUs at the start; every part of the agent is built for them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node agent: finds the GPUs, keeps the allocation table, serves the kubelet.
 
 The order is all that is decided here: read hardware and configuration before any state is touched, have the state in

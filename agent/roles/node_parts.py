@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of a running node agent, built in the order in which they need each other.
 
 This and `agent.roles.node` are the composition root: nothing is decided here. A part gets what it needs when it is

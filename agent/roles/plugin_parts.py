@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of a node agent that speak the kubelet's device-plugin API: built here, decided nowhere.
 
 What is here, `agent.deviceplugin`, `agent.kubelet`, `agent.front` and `gigaslice.core.deviceplugin` belong together,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The records of a node's allocations: those of every API that hands allocations out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serves both of the kubelet's APIs: the one that gives out what is new, and the other while anybody has some of it.
 
 The first ends the agent when it cannot be served. The other one, like resources that have nothing to do with memory of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node agent beside the one that serves: ready to go on when that one ends.
 
 So an upgrade is a hand-over, and the gap no image start and no start of an interpreter. What takes time has been done

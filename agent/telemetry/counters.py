@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What has happened since the agent started, as plain numbers: written where it happens, read by `metrics`."""
 
 from __future__ import annotations

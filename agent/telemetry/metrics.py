@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every metric of the agent in one table, in the order in which they are shown. All have the label "node" besides.
 
 How values are collected and written is `gigaslice.runtime.metrics`; the table in docs/operations.md is made from this

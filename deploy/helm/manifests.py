@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the manifests for kubectl, and the list of images, from the chart.
 
     python deploy/helm/manifests.py            daemonset.yaml, deploy/*.yaml and the chart's images.txt anew

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes gigaslice/README.md beside this file: what the chart's values are, from values.yaml and its schema.
 
     python deploy/helm/readme.py            the file anew

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes gigaslice/values.schema.json beside this file: what Helm takes for the chart's values.
 
     python deploy/helm/schema.py            the file anew

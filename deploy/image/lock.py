@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the lock files of the image: every package that it is built from and runs with, by version and hash.
 
     python deploy/image/lock.py            both files anew, with the newest versions that pyproject.toml allows

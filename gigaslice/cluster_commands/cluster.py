@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster as it is now, for the commands that show it: read once from the API server, and only read.
 
 Three lists, asked for at the same time and answered from the API server's memory (version 0): nodes, pods that have not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster as tables for a terminal: nodes with their GPUs, and who holds how much."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice explain`: says why a pod has no GPUs, and what would help."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice nodes`: shows the GPUs of all nodes of the cluster."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice rewrite`: shows how manifests for HAMi and others are written here.
 
 It changes no file and asks no cluster.

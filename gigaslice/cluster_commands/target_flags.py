@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the commands that show the whole cluster have in common: which cluster, and how a list is printed."""
 
 from __future__ import annotations

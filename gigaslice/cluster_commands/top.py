@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice top`: shows who holds how much GPU memory in the cluster."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every exception that Gigaslice raises on purpose, as one tree.
 
     GigasliceError                  str() is one line: what is wrong and what to do about it

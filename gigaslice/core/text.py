@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes text from outside fit to be shown: one line without anything that a terminal, a log or an event would act on.
 
 Annotations, names and messages of tenants and peers reach terminals through `kubectl describe`, `journalctl` and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes in bytes as people write and read them. Pure.
 
 The library in a container parses the same texts in C (`native/base/text.c`), and prints sizes there. No text may be two

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which part of a GPU's UUID people see. Pure.
 
 Whole in sentences, documents, and whatever goes into a file or to a program; its beginning in tables on a terminal,

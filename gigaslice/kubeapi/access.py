@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the API server is and who we are to it: from a kubeconfig file, or from what a pod is given.
 
 Nothing secret is kept longer than needed: tokens that are files are read for every request, certificates and keys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HTTP to the API server, for the node agent and the cluster's roles: one deadline per request, errors with a status.
 
 Credentials are not kept: the token's file is read for every request, and certificates are loaded again when their files

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The objects that make up `ClusterState`, cut down to what it takes: for the `parse` of informers.
 
 A node is some twenty kilobytes and a pod ten, of which a few hundred bytes matter. Texts that many objects share, such

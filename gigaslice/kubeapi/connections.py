@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connections to the API server, by aiohttp: kept between requests, and bounded whatever the server sends.
 
 Of the clients' modules only this one imports aiohttp. It is loaded with the first request: loading takes a fifth of a

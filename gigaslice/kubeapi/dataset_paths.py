@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The paths of the API objects of datasets, apart from those of classes and GPUs."""
 
 from __future__ import annotations

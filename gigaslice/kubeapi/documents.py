@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON objects of the API server and its clients, whole or as they come. Pure.
 
 An informer reads the answers to its lists and watches by an `AnswerDecoder`. The one here decodes a page or a line at

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events on any object of the cluster, as `kubectl describe` shows them: counted when repeated, never a flood.
 
 What is due is decided by `gigaslice.core.kube.event.Throttle`. Sending is a task of its own, so that no caller waits

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an API server that was not reached or refused is to all who ask it, and the paths of its objects."""
 
 from __future__ import annotations

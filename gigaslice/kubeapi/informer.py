@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The objects of one resource, kept as the API server changes them: a list in pages, then a watch, again and again.
 
 Every object is cut down to a small value as soon as it is read, one page at a time at most, so that a cluster of fifty

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubeconfig files that count, and what they say together, as kubectl has it.
 
 One file is named by a flag; or several by $KUBECONFIG, divided by ":"; else a person's ~/.kube/config. Of several, the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leader election by a Lease: at most one of several replicas writes.
 
 No clock of another machine is compared with ours. A candidate takes a lease over when it has seen the same version of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Listens on a port and keeps the bounds of its connections (`connection_bounds`), with TLS or without.
 
 A connection that says nothing is a socket and nothing else: TLS and the protocol begin with its first byte. Whoever

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent's clock: Unix time that no change of the machine's time disturbs.
 
 A node's time is set while its agent runs: at boot by years, later by an administrator, backwards too. What the agent

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many connections one port keeps open, and which is ended where one more has come. Pure.
 
 A connection is silent until its first byte, then unasked until it has sent a whole request, then kept. Silent ones cost

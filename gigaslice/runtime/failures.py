@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unforeseen exceptions as log lines like all others, with type, message and stack, wherever they happen.
 
 An exception can end in places where no code of ours catches it: a thread, a task that is not awaited, a finalizer, a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files in places where another user can put something else, and what to do about their errors.
 
 Opening a named pipe waits for the other end, a directory or a device has its own surprises, reading one may never end,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Returns to the machine what the agent's C heap does not need any more.
 
 Python's heap does not grow with the pods that come and go (tracemalloc: some KiB in thousands), but glibc's does: what

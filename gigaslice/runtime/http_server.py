@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An HTTP server for three paths: /metrics, /healthz and /readyz. It serves nothing else, and cannot hold up its role.
 
 Each connection carries one small request, bounded in size and time. Few are served at once; one more ends the oldest of

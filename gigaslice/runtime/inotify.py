@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """inotify(7), by which the kernel tells what changes in files and directories. Python has nothing for it.
 
 Tests: tests/unit/gigaslice/runtime/test_inotify.py.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Locks by name, for threads: work on one thing waits for other work on the same thing, and for nothing else.
 
 A lock is there while a thread holds it or waits for it, so names that are never used again cost nothing.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What programs of one node say to each other over unix sockets: JSON, one object a line. The words, and who asks.
 
     control.sock   in the agent's state directory: `gigaslice resize`, for root

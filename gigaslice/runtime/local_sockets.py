@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two lasting sides of `local_protocol`: who listens, and who keeps a connection to ask again and again.
 
 A socket gets its name only when it answers and its permissions are set, and replaces one that a killed process has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps an event that repeats from filling the node's logs: it is written some times, then counted.
 
 Tenants decide how often much of what is logged happens: a program that faults in a loop makes an Xid each time, a

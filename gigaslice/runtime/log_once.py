@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Remembers what was reported, so that a condition that lasts is reported once and not at every pass.
 
 A part that runs every few seconds finds the same problem again and again. It reports a text when it is new, and forgets

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Structured logs on stderr: one JSON object or one readable line per event.
 
 Events are constants ("allocated", "registered") and everything that varies is a field, so a log can be searched

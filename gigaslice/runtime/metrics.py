@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The frame of every role's metrics: a table of what there is, the values of a scrape, and their text for Prometheus.
 
 A role lists its metrics in a table of `Row`, and collects `Values` at each scrape from its present state. So a series

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step does and how far it is, on standard error: for every step that takes longer than two seconds.
 
 Where a person watches, one line that changes; else whole lines, the first after some seconds and then ever more rarely,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How every role begins: with its log, and with an ear for the wish that it ends."""
 
 from __future__ import annotations

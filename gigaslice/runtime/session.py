@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver session: several threads use it, and one of them may close and reopen it.
 
 A driver that was reloaded, or swapped for another, answers an open NVML with errors for good; only shutting it down and

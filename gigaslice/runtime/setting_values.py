@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the text of a setting becomes its value: the kinds of values that several roles have.
 
 Each function takes the text and returns the value, or raises ValueError with a sentence for the user.

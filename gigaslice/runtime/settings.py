@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A role's settings: one frozen dataclass is both the table and the configuration made from it.
 
 A role declares a dataclass that derives from `Settings`, one field per setting, each made by `setting()`. Flags,

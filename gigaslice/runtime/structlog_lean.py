@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """structlog without rich, which it imports for tracebacks in colour when it is there.
 
 The agent formats stacks itself (`failures`), and rich takes 5 MiB of the 64 that agent and front may have. Commands

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of plain text for people: one line a row, columns side by side, no borders.
 
 Used by every command that prints a table. Cells are printed as they are: text of others is made harmless before

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs named tasks together: all of them until the one that leads is done, then none.
 
 What `asyncio.TaskGroup` is for, which Python 3.10 lacks. When the part that leads is done the others have nothing left

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a stream of a command is: whether a person watches it, how wide it is, and whether colours are wanted.
 
 The one place that decides it, for tables, progress and `--watch` of every command. $NO_COLOR takes colours away;

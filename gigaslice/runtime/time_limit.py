@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waits with a time limit that lose no cancellation.
 
 `asyncio.wait_for` before Python 3.12 swallows a cancellation that comes together with what it waits for: the task goes

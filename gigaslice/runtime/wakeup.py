@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A wait with a time limit that can be ended early, for loops that run for years.
 
 Waiting for an event (`gigaslice.runtime.time_limit`) makes a task, two futures and a timer for each pass; this makes a

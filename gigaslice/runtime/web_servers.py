@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HTTP servers of the cluster's roles beside metrics and probes: the scheduler's extender, the web page, the webhook.
 
 aiohttp parses and answers. Connections come from a `BoundedListener`, so that nobody who floods a port keeps others

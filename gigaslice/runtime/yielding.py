@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Long work in the agent's own thread, in pieces, with room for other tasks between them.
 
 The kubelet's calls are answered in the same thread, and a node's admissions wait for each of them. Reading the ledgers

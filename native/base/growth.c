@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See growth.h.
  * Depends on nothing. Tests: tests/native/test_growth.c. */
 #include "growth.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which part of a GPU's memory is this process's, when NVML names processes by the host's PIDs and this process has
  * only its own namespace's. Pure.
  * Depends on nothing. Tests: tests/native/test_growth.c. */

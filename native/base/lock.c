@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The waiting side of the locks.
  * Depends on nothing. Tests: tests/native/test_lock.c. */
 #include "lock.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Two small locks that need no thread library and can be reset in a forked child.
  * Depends on nothing. Tests: tests/native/test_lock.c. */
 #ifndef VC_BASE_LOCK_H

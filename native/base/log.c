@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Messages on stderr. The level is VCUDA_LOG: none, error (default), info or debug.
  * Depends on nothing. Tests: tests/native/test_config.c. */
 #define _GNU_SOURCE

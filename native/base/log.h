@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Messages of a library in another program's process: one line each on stderr, capped in number, silent unless
  * something is wrong. Allocates nothing, keeps errno, depends on nothing. Tests: tests/native/test_config.c. */
 #ifndef VC_BASE_LOG_H

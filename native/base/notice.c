@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See notice.h. A pipe that is full, a terminal that is stopped and a reader that is gone must not show in the program:
  * so a pipe is opened once more, non-blocking, a socket is told not to wait, and all else is asked whether it has room.
  * No signal that the write raises reaches the program. System calls are raw: none may be a cancellation point.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One line for people on stderr, from whatever thread a hook is called on: written at once, so that it stands in no
  * other line, without ever waiting, and only to what was stderr when the process first used its limits. Whoever closed
  * descriptor 2 and opened a file of its own there finds nothing of ours in it.

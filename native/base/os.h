@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Everything the shared-memory code needs from the operating system, as contracts. Functions return 0 or VC_E…;
  * out-parameters are never NULL and are written only on success. Nothing here needs a glibc newer than 2.17 or
  * allocates memory.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* os.h on Linux. The kernel is called through syscall(): fstat as a function would need GLIBC_2.33; open, read, close
  * and nanosleep would be points where a program's thread can be cancelled, with our locks in its hands; and each
  * function of the C library that a process has not called yet is looked up by the loader, which takes as long as the

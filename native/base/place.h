@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where variables lie. A page that is written for the first time costs a process a microsecond or more, so the few
  * words that every start writes lie together, apart from the tables that few programs fill.
  * Depends on nothing. Tests: tests/integration/test_native_exports.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* String functions for code that runs before anything else in the process is ready. A sanitizer's own strcmp does not
  * work until the sanitizer has started, and it starts by looking functions up, which brings it here. What every start
  * compares is compared here too: the C library's functions are looked up by the loader when they are first called,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Names and sentences of the status codes, expanded from status.def.
  * Depends on nothing. Tests: tests/native/test_base.c. */
 #include "status.h"

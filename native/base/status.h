@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Status codes of the native code, one convention everywhere: 0 or a count is success, VC_E… (negative) is failure.
  * Depends on nothing. Tests: tests/native/test_base.c. */
 #ifndef VC_BASE_STATUS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Parsing by hand: strtoull accepts signs, spaces and locale forms, and a quota must never be a different number
  * than the one that was written.
  * Depends on nothing. Tests: tests/native/test_base.c, tests/unit/vcuda/test_sizes.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Text forms of sizes and GPU UUIDs: one parser for environment, command line, agent and library; texts put together.
  * What Python calls too (size_parse, size_lacks_unit, text_size, uuid_parse, uuid_format) stands in shm_api.h as well.
  * Depends on nothing. Tests: tests/native/test_base.c, tests/unit/vcuda/test_sizes.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See tree.h.
  * Tests: tests/native/test_quota.c. */
 #define _GNU_SOURCE

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Directories and the texts of /proc, for the few who look into them: without the C library's streams, which allocate
  * memory. Functions return 0 or a count, or VC_E….
  * Depends on os.h. Tests: tests/native/test_quota.c. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See allocators.h.
  * Tests: tests/integration/test_native_quota.py. */
 #include "allocators.h"

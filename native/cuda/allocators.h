@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What each part that holds device memory offers to the rest of the library. A new one defines a descriptor with
  * ALLOCATOR() and is put into the list of native/init.c; no other file names it.
  * Depends on no allocator. Tests: tests/integration/test_native_quota.py, tests/unit/native/test_layers.py. */

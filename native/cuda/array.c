@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Arrays and mipmapped arrays in all ABI versions; format.c has their sizes. Levels and planes of an array are views:
  * they are in no table, so destroying one gives nothing back.
  * Charges nothing itself. Tests: tests/integration/test_native_array.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Binding memory to something that keeps it: multicast objects and logical endpoints (CUDA 13.3). Both cost nothing,
  * but memory that is bound to one lives until it is unbound or the object ends, also when its handle and its mappings
  * are gone. The charge ends then. What another process binds to an endpoint that was exported is that

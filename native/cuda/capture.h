@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stream capture: whether a stream is captured, and how calls that the program did not make leave its captures alone.
  * Uses no allocator. Tests: tests/integration/test_native_pool.py, test_native_share.py. */
 #ifndef VC_CUDA_CAPTURE_H

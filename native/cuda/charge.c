@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reservations and the tables of live allocations.
  * Uses no particular allocator. Tests: tests/integration/test_native_quota.py. */
 #include "charge.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reserve, call the driver, commit or give back: the one way in which memory is charged; and the tables of live
  * allocations, which have the charge of each address or handle.
  * Uses the ledger, no particular allocator. Tests: tests/integration/test_native_quota.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts come and go: what they cost, and what ends with them. A context takes device memory of its own, hundreds of
  * megabytes on large GPUs, before anything is allocated in it. That cost is measured around the first creation on each
  * GPU, remembered, charged like an allocation and given back with everything else when the context ends.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The calls that make and release contexts, in all their versions and kinds. OpenGL's and VDPAU's are contexts
  * like any other. A green context is a part of the primary one's processors and holds a reference to it.
  * Charges nothing itself. Tests: tests/integration/test_native_context.py, test_native_context_kinds.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How contexts of every kind are made and ended: what context.c needs from the calls in context_made.c.
  * Uses the driver, and charges nothing. Tests: tests/integration/test_native_context.py. */
 #ifndef VC_CUDA_CONTEXT_MADE_H

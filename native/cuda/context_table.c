@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See context_table.h.
  * Tests: tests/integration/test_native_context.py, test_native_context_kinds.py. */
 #include "context_table.h"

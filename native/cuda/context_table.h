@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The contexts of this process: what each was charged, on which GPU, and the number that its allocations are owned by.
  * Uses the driver and the ledger's columns, no allocator. Tests: tests/integration/test_native_context.py. */
 #ifndef VC_CUDA_CONTEXT_TABLE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Prototypes of the bodies that stand behind the exported CUDA wrappers, from the list.
  * Uses no policy. Tests: tests/integration/test_native_exports.py. */
 #ifndef VC_CUDA_CUDA_BODIES_H

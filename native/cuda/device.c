@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Device to column, by UUID: ordinals are reordered by CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, UUIDs never.
  * A device that cannot be matched has no memory: it is never taken for one without a limit.
  * Charges nothing itself. Tests: tests/integration/test_native_nvml.py, test_native_fail_closed.py. */

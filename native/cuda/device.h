@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* CUDA devices as columns of the ledger.
  * Uses the driver and the ledger's columns, and charges nothing. Tests: tests/integration/test_native_nvml.py. */
 #ifndef VC_CUDA_DEVICE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Initialisation and the driver's own name lookup.
  * Charges nothing itself. Tests: tests/integration/test_native_lookup.py, test_native_proc_address.py. */
 #include <stdatomic.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See exported.h.
  *
  * The level of a GPU is what is in use on it beyond what this process has charged by calls. It does not change when

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that was exported and that this process has let go of: is it gone, or does another process still hold it?
  * While that may be, its charge stays for some seconds and then ends by itself (ledger_linger()); as soon as the GPU
  * shows that the memory is gone, it ends at once. Why: docs/adr/0014-shared-memory-is-paid-once.md.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA functions that programs link with or are handed: each asks whether limits hold and goes to its body in this
  * directory or to the driver. No wrapper is written by hand.
  * Charges nothing itself. Tests: tests/integration/test_native_exports.py, test_native_config.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sizes of arrays. Absurd extents give UINT64_MAX.
  * Tests: tests/native/test_format.c. */
 #include "format.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What arrays take on the device, from their descriptors. Pure arithmetic: uses neither driver nor headers.
  *
  * The driver tells sizes only of arrays that have none yet (cuArrayGetMemoryRequirements wants DEFERRED_MAPPING), so

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Graphs: at instantiation they are read for allocation nodes, at launch and upload those that have some are charged.
  * Everything else about graphs, capturing included, takes no memory and is not intercepted. cuGraphExecUpdate cannot
  * change what a graph needs: memory nodes must stay the same.

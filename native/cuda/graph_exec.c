@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Records come from mmap in slabs that are never given back, so that a program that destroys a graph while it launches
  * it reads nothing worse than stale numbers.
  * Tests: tests/integration/test_native_graph.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Executable graphs that have allocation nodes: what each needs, and where it ran last. Graphs without such nodes,
  * nearly all, are not in the list, and while it is empty a launch costs one load.
  * Uses no driver. Tests: tests/integration/test_native_graph.py. */

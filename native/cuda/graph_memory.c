@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Graph memory is taken when a graph is launched or uploaded, kept by the driver when its allocations are free, used
  * again by other graphs, and given back by trimming. The driver tells how much it has (RESERVED_MEM_CURRENT), so after
  * every call the charge is set to that; what must be known before a call is how much it may add at most:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The device memory that the driver keeps for graphs, per process and GPU. Theory of operation in graph_memory.c.
  * Uses the driver's graph memory functions and the ledger. Tests: tests/integration/test_native_graph.py. */
 #ifndef VC_CUDA_GRAPH_MEMORY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Walks the nodes with the driver's own functions, child graphs included. The need is not the sum of the allocations:
  * the driver gives allocations of a graph that never live at once the same addresses, and maps pages to addresses, so
  * the pages under all addresses are counted once. The driver allows no memory nodes in the bodies of conditional nodes,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reads from a graph, before it is instantiated, what memory it will need.
  * Uses the driver's graph functions, and charges nothing. Tests: tests/integration/test_native_graph.py. */
 #ifndef VC_CUDA_GRAPH_NEED_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One lock for all: the driver has one too, and what is done under it is a few dozen instructions.
  * Tests: tests/integration/test_native_vmm.py, test_native_import.py. */
 #include "holding.h"

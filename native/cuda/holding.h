@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The lives of physical memory. What cuMemCreate gives lives as long as anything holds it: references to its handle,
  * mappings, multicast objects it is bound to. A holding counts them, in whatever order they come and go, and gives the
  * charge back with the last.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Work that goes into streams. Kernel launches in every form: each finds the stream state of its stream, is throttled
  * where it has to be, and is noted when the driver took it. Copies and fills touch pages, so they wait for their
  * container's time slice like kernels, and go to the driver unchanged otherwise. What becomes a node of a graph costs

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What every launch passes, whatever call makes it.
  * Tests: tests/integration/test_native_share.py. */
 #ifndef VC_CUDA_LAUNCH_H

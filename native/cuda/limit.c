@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Limits of a context that reserve device memory. The heap of the device's malloc and the buffer of its printf are
  * charged as they are asked for, although the driver may take them only with the first kernel that uses them: a heap
  * that was allowed must not push others out later. What is charged is always the difference between what the driver

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See managed.h.
  *
  * Managed memory is created without pages: its success says nothing about room. Without concurrent access a GPU's

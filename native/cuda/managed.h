@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory beyond a container's physical share: managed memory that the program takes for the GPU's own. Where it can be
  * had, and how it is taken and advised. Why: docs/adr/0030.
  * Uses the driver's managed memory, and charges nothing. Tests: tests/integration/test_native_oversub.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Linear device memory, all ABI versions: each wrapper only computes its size. The driver writes into locals, so the
  * program's variables change only on success.
  * Beyond the physical share of a container that has one, memory is managed instead (managed.h). The oldest ABI cannot:

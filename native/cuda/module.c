@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Modules and libraries. What a load takes is not known before: it is found afterwards as the process's undeclared
  * bytes (hooks/undeclared.h), and a load that does not fit is undone. It stays part of the undeclared bytes, so there
  * is no entry for a module, and what the driver loads later (lazily, at the first use of a kernel) or keeps after an

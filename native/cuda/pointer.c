@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a program may ask about an address: converted memory (managed.h) answers like the GPU's own.
  * Charges nothing itself. Tests: tests/integration/test_native_oversub.py. */
 #include <stdatomic.h>

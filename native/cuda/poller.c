@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See poller.h. When to poll is decided in shm/bucket.c.
  *
  * Polls come at random instants, so that what they find is true on average: a program whose kernels and pauses

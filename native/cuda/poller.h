@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The thread that polls about once a millisecond whether kernels are under way, and charges their time: one in each
  * process that launches under a compute share, asleep while there is nothing to poll.
  * Uses stream states and the ledger's share. Tests: tests/integration/test_native_share.py. */

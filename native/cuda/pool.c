@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stream-ordered memory: allocating from pools and freeing into them, and what is done before a refusal. pool_account.h
  * tells what is charged. Host memory and imported pools cost nothing: the exporter pays. What a device's pool has no
  * room for may come from one of managed memory (pool_managed_of).

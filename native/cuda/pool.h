@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stream-ordered memory, as the rest of the library sees it.
  * Tests: tests/integration/test_native_pool.py. */
 #ifndef VC_CUDA_POOL_H

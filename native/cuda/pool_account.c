@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See pool_account.h.
  * Uses the driver's attributes of a pool and the ledger, no stream. Tests: tests/integration/test_native_pool.py. */
 #include "pool_account.h"

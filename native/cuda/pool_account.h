@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a memory pool is charged: the larger of what it has reserved and what lives in it.
  *
  * A pool takes memory from the GPU in chunks and gives it back when it is trimmed or something synchronises. How much

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See pool_blocks.h.
  * Tests: tests/integration/test_native_pool.py. */
 #include "pool_blocks.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The live blocks of all pools.
  * Uses no stream. Tests: tests/integration/test_native_pool.py. */
 #ifndef VC_CUDA_POOL_BLOCKS_H

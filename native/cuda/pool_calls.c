@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Pools as objects: the calls that make, change and destroy them.
  * Computes no sizes. Tests: tests/integration/test_native_pool.py. */
 #include "charge.h"

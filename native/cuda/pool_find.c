@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See pool_find.h. Pools that no creating call was seen of are default pools: they are found when they are first used,
  * by asking the driver for the default pool of each device.
  * Uses handles and devices, no sizes. Tests: tests/integration/test_native_pool.py. */

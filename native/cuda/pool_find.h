@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The pools of this process: which one a handle is, and which one an allocation without a handle comes from.
  * Uses handles and devices, no sizes. Tests: tests/integration/test_native_pool.py. */
 #ifndef VC_CUDA_POOL_FIND_H

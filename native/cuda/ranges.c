@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sorted by address, so that one pass sees what overlaps. Heap sort: no recursion, no memory, no bad case; the C
  * library's qsort may call the program's malloc.
  * Tests: tests/native/test_ranges.c. */

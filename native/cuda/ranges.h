@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Address ranges of a graph's allocations, as a list that grows, and how many bytes they cover.
  * Uses nothing of CUDA. Tests: tests/native/test_ranges.c. */
 #ifndef VC_CUDA_RANGES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See refusal.h. A refusal that is not answered by a success of its thread waits with its finished line in one of a few
  * places: nothing has to be asked, of NVML least of all, while the process exits. What is counted for others to read
  * is counted where it is decided (ledger_charge.c, ledger_refusal.c), said or not.

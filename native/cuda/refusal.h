@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a program is told when it gets no memory: one line a process, which says whether its own quota is used up or the
  * GPU is full of others' memory, and what to do. Programs that free what they can and try again are not disturbed: the
  * line comes at the second refusal in a row of one thread, or when the process exits after a refusal that no success of

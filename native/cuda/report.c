@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What CUDA programs see of a GPU: the limit as its size, what is left of it as free.
  * Charges nothing itself. Tests: tests/integration/test_native_nvml.py. */
 #include <limits.h>

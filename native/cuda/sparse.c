@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What is mapped into an array is a list of pieces: boxes of texels, stretches of the mip tail, or all of a deferred
  * array. A new piece takes the place of all that it covers, so the pieces of an array never overlap.
  * The driver maps in stream order, this file counts when the call is made.

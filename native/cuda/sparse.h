@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sparse and deferred arrays, whose memory is physical memory with holders of its own: what is mapped into them holds
  * it.
  * Counts nothing: holding.c does. Tests: tests/integration/test_native_sparse.py. */

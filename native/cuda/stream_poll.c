@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One pass over all stream states: which streams have work under way. In the thread of poller.c, whose capture mode is
  * relaxed.
  * Uses the driver, neither buckets nor time. Tests: tests/native/test_stream_state.c,

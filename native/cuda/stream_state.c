@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See stream_state.h: which state a launch has, its fences, and how states end. The table is in stream_table.c, what a
  * poll asks the driver in stream_poll.c.
  * Uses the driver, neither buckets nor time. Tests: tests/native/test_stream_state.c,

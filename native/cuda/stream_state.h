@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stream states: one for each stream of this process that kernels were launched into, with what is known of its work.
  *
  * A launching thread writes two words of the state. The thread of poller.c polls each state that was written to: it

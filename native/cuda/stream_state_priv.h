@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What stream_state.c, stream_table.c and stream_poll.c share with one another and with no other file. */
 #ifndef VC_CUDA_STREAM_STATE_PRIV_H
 #define VC_CUDA_STREAM_STATE_PRIV_H

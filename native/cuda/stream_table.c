@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where stream states lie: shelves of open addressing, each four times as large as the one before, opened when a stream
  * finds its neighbourhood full in all that are there. The first is part of the library; the others come from mmap and
  * stay until the process ends, since a launching thread holds no lock. Keys lie by themselves: a search in a full shelf

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Waiting for work, and asking whether it is done. A thread that waits counts as busy in its time slice, and so does a
  * program that polls and is answered "not yet": its pages may be on their way. What was waited for in the thread's own
  * default stream is done, which only that thread can find out; and a pool may have given memory back, so it is read

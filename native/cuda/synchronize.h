@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a synchronisation tells about pools.
  * Tests: tests/integration/test_native_pool.py. */
 #ifndef VC_CUDA_SYNCHRONIZE_H

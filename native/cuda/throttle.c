@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See throttle.h. Each reason is a function that returns when it is none any more. They run in order, the bucket last,
  * so that it has paid for the work before.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where launches wait. There is one throttle and it has a list of reasons to wait (throttle.c); a feature that has to
  * hold launches back adds a reason there.
  * Tests: tests/integration/test_native_share.py. */

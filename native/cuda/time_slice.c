@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See time_slice.h.
  *
  * A container must not fill its queues for seconds ahead in its time slice: what is in them when the slice ends runs

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where work waits for its container's time slice on the GPU. Only containers with host memory have time slices, and
  * only while an agent says so; for all others a call is one load more.
  * Uses the ledger and streams, no particular kind of work. Tests: tests/integration/test_native_time_slices.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Virtual memory management: physical memory by handle, and its mappings. Memory is charged to the device that the call
  * names, whatever context is current, and paid until nothing holds it; addresses cost nothing.
  * Imported memory costs nothing either: its exporter pays (docs/adr/0014-shared-memory-is-paid-once.md).

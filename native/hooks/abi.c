@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See abi.h. The rules are the driver's, as 535 to 555 follow them: the newest form that the version allows, and of
  * those with the thread's own default stream, which came with CUDA 7, whenever they are asked for and there is one. The
  * versions are those of cudaTypedefs.h.

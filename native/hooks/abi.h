@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which form (ABI) of a driver function cuGetProcAddress means by a name, a version and the kind of default stream.
  * Asked only where the pointer that the driver gave is not known:
  * docs/adr/0042-a-pointer-that-is-not-known-is-judged-by-its-name.md.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Finds driver libraries and fills the tables of real functions.
  * Uses no policy. Tests: tests/integration/test_native_lookup.py. */
 #define _GNU_SOURCE

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The real CUDA and NVML functions, typed by NVIDIA's headers, taken from the driver object that satisfied the program.
  * Wrappers of other tools that stand between this library and the driver are passed over on purpose: calling them
  * could come back here without end. Tools that are loaded before this library keep their place in the chain.

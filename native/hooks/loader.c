@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Finds the real loader functions in libc.so.6 (glibc 2.34 and later) or libdl.so.2 (before).
  * Uses no hook. Tests: tests/integration/test_native_lookup.py, test_native_share.py (the thread). */
 #define _GNU_SOURCE

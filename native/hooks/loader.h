@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The C library's own dlsym, dlvsym, dlopen and the like, and pthread_create, which this library shadows or must not
  * import (their symbol versions differ between glibc releases).
  * Uses no hook. Tests: tests/integration/test_native_lookup.py. */

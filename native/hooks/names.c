@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The lists as a lookup table: open addressing over a hash of a name's length and last eight characters.
  * Uses no policy. Tests: tests/integration/test_native_lookup.py. */
 #define _GNU_SOURCE

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From a function name to the hook that takes its place.
  * Uses no policy. Tests: tests/integration/test_native_lookup.py. */
 #ifndef VC_HOOKS_NAMES_H

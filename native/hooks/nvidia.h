@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* NVIDIA's headers as the hooks need them: every ABI version under its exported name, none renamed by a macro.
  * Uses no policy. Tests: tests/integration/test_native_exports.py (each symbol of the lists is exported). */
 #ifndef VC_HOOKS_NVIDIA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See nvml_probe.h.
  * Charges nothing itself. Tests: tests/integration/test_native_context.py, test_native_undeclared.py. */
 #define _GNU_SOURCE

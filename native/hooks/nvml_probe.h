@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reads one GPU of the ledger through NVML's real functions: which process holds how much of it. NVML is started once
  * and stays started, until the program ends its own last use: starting it takes milliseconds, reading some
  * microseconds. What the program sees of that: starts.h.

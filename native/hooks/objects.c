@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Loaded objects and their dynamic symbols, read from the program headers that dl_iterate_phdr reports.
  * Uses no hook. Tests: tests/integration/test_native_lookup.py. */
 #define _GNU_SOURCE

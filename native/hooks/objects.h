@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reads the objects that the dynamic loader has mapped, without calling it: dlsym cannot be asked where dlsym is.
  * Uses no hook, allocates nothing, works before constructors have run.
  * Tests: tests/integration/test_native_lookup.py. */

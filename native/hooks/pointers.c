@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Filled when a driver is adopted, read ever after. A reader may come while an entry is written: it finds the whole
  * entry or an empty slot, and asks only about spans that are complete.
  * Uses neither hooks nor drivers. Tests: tests/integration/test_native_lookup.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From a driver's own function to the hook that takes its place. The driver's functions have one address each, so an
  * address says more than a name and a version number could, and costs less to look up than a name.
  * Uses neither hooks nor drivers. Tests: tests/integration/test_native_lookup.py. */

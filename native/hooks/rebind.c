@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See rebind.h. A library fills its variables one by one, right after each look-up: so a look-up is the moment, and it
  * costs a load and a comparison for code that was seen before. Only references of a library to a variable that it
  * defines itself are changed, and only those that lead to a function of ours; they then are what they would be without

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Libraries that have variables of their own under the names of driver functions (function pointers that they fill by
  * dlsym, as cuew and NVIDIA's samples do). A preloaded function of that name takes the variable's place in the
  * library's own references, and what it stores there would go into our code.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What dlsym and dlvsym answer. The real function is always asked first, through the program's own handle, so that a
  * handle without the symbol stays without it.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The state of the process that the hooks run in: whether limits are configured, whether they can be
  * used, and the ledger. The order of start-up and every decision behind these answers is in native/init.c, which
  * implements this header; the hooks read no file and no environment variable.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See starts.h. A count goes up before the library starts NVML and down after it has ended it, so that there is no
  * moment in which NVML runs for the library and the program sees it; the program's own goes up after the driver has
  * agreed. A forked child inherits NVML's count, and these with it.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Starts of NVML, the library's and the program's apart. NVML counts its users in the process, and this library is one
  * of them while it measures. The program sees its own starts alone: without one NVML is not initialised for it, its
  * last nvmlShutdown() ends NVML, and one more than that ends nothing. Uses no function but nvmlInit and nvmlShutdown.

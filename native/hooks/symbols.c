@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See symbols.h.
  * Tests: tests/integration/test_native_lookup.py. */
 #include "symbols.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* All functions in the lists: the driver's own ones, typed by NVIDIA's headers, and their names, as constants without
  * one address in them. A table of addresses costs every process that starts, whether it uses CUDA or not, a relocation
  * for each and a copy of every page that they are on.

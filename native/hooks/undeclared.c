@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See undeclared.h.
  *
  * The undeclared bytes of a process are what NVML gives for it, less what it has charged, less what an agent has

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What this process holds of a GPU beyond what it has declared: module code, static arrays, local memory, all that
  * passes no hooked call. Measured on itself, where NVML lists the process under its own PID, at moments that are
  * cheap beside what they belong to; counted as used, in the process's own slot. Why and how: docs/adr/0016. Where

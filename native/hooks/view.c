@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Limit and use of a column as programs see them.
  * Uses neither CUDA nor NVML. Tests: tests/integration/test_native_nvml.py. */
 #include "view.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The one set of numbers that cuMemGetInfo, cuDeviceTotalMem and NVML show.
  * Uses the ledger, neither CUDA nor NVML. Tests: tests/integration/test_native_nvml.py. */
 #ifndef VC_HOOKS_VIEW_H

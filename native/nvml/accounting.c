@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Accounting, codec sessions and utilisation samples: what NVML keeps by PID of the machine. A program sees the entries
  * of the container's live processes. In a PID namespace it sees none: older drivers give the machine's PIDs there,
  * newer ones those of processes that are not visible in it, and one of another container may equal one of this

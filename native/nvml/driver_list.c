@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From driver 565.57.01 on the kernel gives process lists in the caller's PID namespace, and leaves out processes that
  * are not visible there. Nobody has seen that of a branch after 580, so each list is compared with the ledger too.
  *

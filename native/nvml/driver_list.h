@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Whether a program may see the driver's own process list instead of the ledger's, where that list cannot be written
  * anew (private_table.c). Reasons: docs/adr/0017-whose-pids-nvml-shows.md.
  * Decides, and changes no list. Tests: tests/integration/test_native_nvidia_smi.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The NVML functions that programs link with or are handed (see native/cuda/exports.c), and the bodies of those that
  * start and end NVML.
  * Decides no numbers. Tests: tests/integration/test_native_exports.py, test_native_config.py, test_native_starts.py. */

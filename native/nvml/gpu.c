@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Device handle to column, by UUID. A handle stands for the same GPU as long as the driver is loaded.
  * Decides no numbers. Tests: tests/integration/test_native_nvml.py. */
 #include "gpu.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* NVML devices as columns of the ledger, and the GPUs of the machine in NVML's order.
  * Uses the driver and the ledger's columns, no numbers. Tests: tests/integration/test_native_nvml.py. */
 #ifndef VC_NVML_GPU_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of a GPU as NVML shows it: the limit is the size. The real call goes first: it checks whether NVML is
  * initialised, whether the device is one, which structure versions exist, and what the device does not support.
  * Charges nothing itself. Tests: tests/integration/test_native_nvml.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Prototypes of the bodies that stand behind the exported NVML wrappers, from the list.
  * Uses no policy. Tests: tests/integration/test_native_exports.py. */
 #ifndef VC_NVML_NVML_BODIES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nvidia-smi lists processes through three entries of a table that no header describes. Programs get a copy of the
  * table in which these entries show the container's processes. Word 0 is the table's size in bytes, so that a caller
  * skips what a table does not have. Observed:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Process lists of NVML, all versions: the ledger's processes with the PIDs that the caller's own namespace has for
  * them, instead of every process of the machine under PIDs that mean nothing here; and the names of processes, as NVML
  * gives them: the first word of the command line. Graphics and MPS lists are empty: the ledger has only CUDA's memory.

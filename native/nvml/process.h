@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The container's own processes on a GPU.
  * Uses the ledger, no NVML structure. Tests: tests/integration/test_native_nvml.py. */
 #ifndef VC_NVML_PROCESS_H

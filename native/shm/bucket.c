@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The arithmetic of a compute share: bucket, pace, and the window of a stream.
  *
  * A container's bucket of GPU time is filled as time passes at the rate of its share, emptied by what its work took. A

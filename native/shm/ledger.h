@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The process side of a usage ledger: attach, charge, give back, read. Lock-free; theory of operation in
  * ledger_charge.c.
  * Uses nothing of CUDA or NVML: GPUs are columns, found by UUID.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See ledger_allowance.h.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger_allowance.c, tests/model/ledger.pml. */
 #include "ledger_allowance.h"

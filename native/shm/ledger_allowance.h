@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a process may take without reading the others' words: part of how a charge is decided (ledger_charge.c). Where
  * several processes share a quota, reading the words of all processes twice for every charge is what a charge costs,
  * because each of these words has just been written by another one. So a process that found plenty of room reserves

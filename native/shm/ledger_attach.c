@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Attaching to a limits page and its ledger: everything is checked here once, so that the hot paths check nothing.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c. */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The usage ledger, process side: charge, give back, read. Lock-free, exact, crash-proof.
  *
  * Theory of operation

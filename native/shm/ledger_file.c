@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The ledger seen from outside: create, read, cut back. The reader is the node agent, the writers are the container's
  * processes, so nothing that is read here is trusted: sizes are checked, the file is never mapped (one cut short under
  * a mapping kills the reader), and the only identity taken for truth is the owner that the kernel gives for a slot's

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See ledger_hold.h.
  * Tests: tests/native/test_ledger_hold.c. */
 #include "ledger_hold.h"

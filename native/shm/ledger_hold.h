@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The lock that shows that a slot's owner lives, and the open ledger file that a process takes its locks by.
  *
  * A slot has two lock bytes. The record lock (LEDGER_LOCKS) names the owner: F_GETLK gives its PID in the caller's

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The usage ledger as bytes: a header page and an array of slots, one per process. Frozen like the limits page. Version
  * 2 is version 1 with a second array behind it, which has for each slot how its bytes are split between the GPU and
  * the host. It is made for containers that may use host memory, and for no others. The slot's two lock bytes lie beyond

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What one process of the container has found out and the others need not find out again: how much of a GPU a context
  * takes. Finding it out needs NVML, whose start takes many times as long as everything else this library does.
  *

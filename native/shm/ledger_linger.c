@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Charges that end by themselves: a process let go of memory that another process may still hold, and pays on for some
  * seconds, by when that process has been measured.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See ledger_plane.h.
  * Tests: tests/native/test_ledger.c, test_ledger_split.c. */
 #include "ledger_plane.h"

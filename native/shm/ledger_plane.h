@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What is charged, and its words: everything, or a part of it with a limit of its own. For the files of the ledger.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger_split.c. */
 #ifndef VC_SHM_LEDGER_PLANE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the driver refused although the ledger had room. A GPU can be full of others' memory, and a limit of the driver's
  * own may count more than calls declare: whoever watches the container tells the two apart, and both from a quota that
  * is used up, which is counted elsewhere.

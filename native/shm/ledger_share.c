@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The compute share's side of page and ledger: what a container may use now, its bucket, and which of its processes
  * have work under way. A process writes that into a word of its slot, with the time, so the word of a killed process
  * goes out of date.

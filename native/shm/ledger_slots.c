@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The owner of a slot, and how a slot changes hands. A slot's owner holds two locks on it: one that proves that it
  * lives, which nothing but its end drops, and a record lock by which other processes read its PID (ledger_hold.h). A
  * slot that is not held is emptied by a process that needs room, under the record lock.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The slots of a ledger: which one is this process's, and what becomes of those whose owners have died.
  * Uses no charge and no view. Tests: tests/native/test_ledger.c, test_ledger_hold.c, test_ledger_kill.c. */
 #ifndef VC_SHM_LEDGER_SLOTS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The ledger as a process that is attached to it has it in memory, for the other files of the ledger's process side.
  * Uses nothing of CUDA or NVML, and no file outside this folder includes it. Tests: tests/native/test_ledger.c. */
 #ifndef VC_SHM_LEDGER_STATE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Time slices of a GPU: their state in the page, what the processes write of themselves, and how the agent reads that.
  * Clock: CLOCK_MONOTONIC, which processes in containers share with the host (one in a time namespace of its own sees
  * every slice as over, and goes on).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a process reads of the ledger without a slot: the limit and the sum of a column, its processes, the columns.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_split.c. */
 #include <string.h>

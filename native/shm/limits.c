@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Limits page: create, check, read, change live.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_limits.c, tests/unit/vcuda/test_limits.py. */
 #include <stddef.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The limits page as bytes. Written by the agent or by vcuda run, mapped read-only by every process of the container.
  * Frozen: a change of meaning is a new version number, because running containers keep the library they mapped.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_limits.c. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See quota.h.
  * Tests: tests/native/test_quota.c, tests/unit/vcuda/test_quotas.py. */
 #define _GNU_SOURCE

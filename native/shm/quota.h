@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Quota directories that nobody named by path: who uses one, and how it goes when nobody does. `vcuda run` makes them
  * (run-…), so does the first program with VCUDA_MEMORY_LIMIT (env-…), and VCUDA_QUOTA names some (quota-…); all lie in
  * one base directory of the user's. What Python may call is in shm_api.h.

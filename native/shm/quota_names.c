@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which processes name a quota's directory, by what /proc shows of them.
  *
  * In the midst of execve(2) a process has memory, and neither arguments nor an environment yet. The arguments come

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shm_api.h for C: the guard, the includes, and the sizes and the checksum that the directive-free text cannot carry.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_limits.c, test_base.c. */
 #ifndef VC_SHM_H

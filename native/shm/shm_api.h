@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What C and Python may do with a limits page and a usage ledger. Read by the compiler and by cffi, so there is no
  * preprocessor line in this file; the memory layouts are in limits_layout.h and ledger_layout.h.
  * Sizes are bytes. Every function returns 0 or a count on success and a negative VC_E… status (base/status.def) on

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See store.h. Record 0 is never given out, so that 0 can mean none.
  * Tests: tests/native/test_store.c. */
 #define _GNU_SOURCE

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Numbered records of one size, for what hangs together in lists: memory comes from mmap, never from the program's
  * malloc, and grows by doubling, which moves the records: keep numbers, not addresses.
  * Uses nothing of CUDA and locks nothing: the caller does. Tests: tests/native/test_store.c. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Linear probing with backward-shift deletion: no tombstones, so a table that has seen a billion addresses probes no
  * longer than a new one. A shard grows at three quarters.
  * Uses nothing of CUDA. Tests: tests/native/test_table.c. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The allocation table of a process: what each live address (or handle) has been charged, where and to which owner.
  * Sharded open addressing, flat in cost from none to millions of entries; memory comes from mmap, never from the
  * program's malloc.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make bench`: prints the tables of docs/benchmarks.md, docs/simulation.md and docs/datasets.md.
 
     python -m tests.bench [PART…]        all of them, or those named: driver, agent, … , decisions

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the node agent costs at 8 GPUs of 141 GiB, which are 1,128 device IDs: start, calls, memory.
 
 Both calls are timed twice: in the agent's own code with its files on disk, which is what it adds to an admission, and

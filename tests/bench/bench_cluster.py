@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster's state at 5,000 nodes of 8 GPUs with 50,000 pods: filter, rank and memory.
 
 Times are of the processor, which other work on the machine does not change much. The goal is a p99 of 5 ms for filter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice explain` and the picture of a cluster of 5,000 nodes with 8 GPUs, when everything has been read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Placement decisions under pytest-benchmark, on partly used nodes of 8 and 16 GPUs with NVSwitch and with PCIe."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What it costs to serve claims: a kubelet's calls at a node with 100 of them, and the memory beside device plugins.
 
 The agent is a process of its own with an inventory file and an API server stand-in. Calls are made over the kubelet's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many processes at once on one quota, paired with as many that have none.
 
 All allocate and free at the same time; the figure is wall time by operations of one process, so a lock held by a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading a dataset's image against ext4 on a machine that is kept busy, by the size of the files. Needs root.
 
     python -m tests.bench.dataset_busy [--pairs N] [--spinning N] [--at DIR]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes with GPUs and dataset caches, and the choice between them: the model of `dataset_simulation`.
 
 What is deleted and what a node's datasets are worth is the product's own code (`gigaslice.core.dataset`). A GPU is

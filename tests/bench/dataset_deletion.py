@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What deleting a dataset costs: the call, until its room is back, and the volumes that are published meanwhile.
 
     python -m tests.bench.dataset_deletion [--files N] [--pairs N] [--at DIR]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What fetching costs: many small files from a source with latency, against a plain copy in the same run.
 
     python -m tests.bench.dataset_fetch [--files N] [--pairs N] [--reads N ...] [--no-s3] [--write]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the image of a dataset costs beside its files: to lay out, to write, to hash, to delete.
 
 `python -m tests.bench.dataset_image [--files 50000] [--size 16384] [--rounds 3] [--at DIR]`: small files in a local

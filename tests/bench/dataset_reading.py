@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading a dataset: from its image, from a directory, and from the source itself. Needs root.
 
     python -m tests.bench.dataset_reading [--files N] [--epochs N] [--write]

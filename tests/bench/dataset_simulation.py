@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What dataset affinity gains and costs on a simulated cluster: tables and a plot for docs/simulation.md.
 
 The scores and the eviction are the product's own code, the cluster is a model (`dataset_cluster`). The same jobs go

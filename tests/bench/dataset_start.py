@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a pod to its data, through the service as a process, the kubelet's calls and the kernel's mounts. Needs root.
 
     python -m tests.bench.dataset_start [--files N] [--pairs N] [--calls N]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training that waits for data, emulated: the experiments of the published cache (tables 6 and 7), without GPUs.
 
     python -m tests.bench.dataset_training [--steps N] [--rounds N] [--scale X] [--write]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets and jobs for the simulation of dataset affinity, drawn with a seed; no trace is copied.
 
 Sizes are log-normal, popularity follows Zipf's law and has nothing to do with size. GPUs and durations are those of

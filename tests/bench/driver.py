@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Paired timings of the vCUDA library on the simulated driver.
 
 Two copies of build/bench/driver_bench live side by side, one plain and one under the library. In each of many short

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The C half of `make bench`: a program that uses the driver API and times itself on request. It runs twice, once plain
  * and once under the vCUDA library, and paired.py alternates between the two, so that both meet the same noise.
  * Reads commands from stdin ("alloc_free 4096 200000"), answers each with nanoseconds per operation. */

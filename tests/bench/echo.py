@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A gRPC server of the agent's kind that does nothing: what a call costs before any work is done for it.
 
 `python -m tests.bench.echo SOCKET`: every call of the device plugin's name is answered with as many bytes as its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What memory beyond the GPU costs where everything fits: rates of kernels, with all of it and without any.
 
 Four jobs live on one simulated GPU and fit it: two in containers with host memory, with the agent's time slices beside

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler service at 5,000 nodes of 8 GPUs with 50,000 pods: filter and prioritize over HTTP, memory, sends.
 
     python -m tests.bench.scheduler [--nodes 5000] [--pods 50000] [--calls 300]

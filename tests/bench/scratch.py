@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What measurements with files and mounts have in common: nothing is left on the machine, however they end.
 
 Mounts are made in a mount namespace of the program's own, so they go with it, and loop devices go with their mounts.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shares of a simulated GPU's time with real processes, and what a launch costs: a table, and a plot.
 
 `python -m tests.bench.shares` prints them (make bench does); with `--write` they go into docs/compute.md and

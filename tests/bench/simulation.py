@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gaia's choice of node and GPUs against others', on simulated clusters: a table for docs/simulation.md.
 
 A discrete-event simulation: jobs arrive, start or wait, run and end. Waiting jobs are tried again whenever one has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ways to choose node and GPUs that the simulation compares; each remembers what it has given out.
 
 Others' are written anew from what their sources say, and only that part: scores, orders, limits.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs for the simulation, drawn with a seed from distributions like those that were published; no trace is copied.
 
 What is known of real clusters is taken as it was published, in round numbers: most jobs are small and short, a few are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Gigaslice costs a cluster: memory, processor, requests and bytes of each part, for docs/sizing.md.
 
     python -m tests.bench.sizing cluster --nodes 200 --pods 2000

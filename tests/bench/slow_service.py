@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dataset service with a source on the other side of a network: every read of a directory takes a while.
 
     python -m tests.bench.slow_service SECONDS --state-dir=…

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bar charts as SVG text, for the documentation: labels on the left, bars with their values."""
 
 from __future__ import annotations

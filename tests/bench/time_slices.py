@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What time slices do on a GPU that is used twice over: total times of jobs on the simulated driver, and a plot.
 
 Each job allocates more than its physical share and then runs kernels, one after the other. They run alone, one after

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The web page in a real browser: `make test-browser`. Needs Chromium; skipped where there is none."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real browser, headless, driven by chromedriver over WebDriver's HTTP: a few calls, so no library for it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The controller with its webhook beside a real API server, to which no Service leads."""
 
 from __future__ import annotations

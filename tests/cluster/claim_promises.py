@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a node has promised of its GPUs to claims, looked at all the time and without asking its agent."""
 
 from __future__ import annotations

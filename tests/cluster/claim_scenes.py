@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What scenes on a node of claims have in common."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node with a real kubelet that serves claims: what tests make on it, and what they see without asking the agent.
 
 What containers got is read from their processes: the limits page that each has mounted is a file of an allocation, and

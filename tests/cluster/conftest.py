@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One control plane, or one node, for all tests of this folder; where it is missing they are skipped and say so."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """etcd and kube-apiserver on loopback, with nothing of the machine's in them, and requests to them as any user.
 
 There is no controller manager unless a test starts one: ServiceAccount admission is off, so that pods can be made at

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a pod takes to start whose image has to be pulled and whose data have to be fetched: both, and each alone.
 
     python -m tests.cluster.dataset_overlap

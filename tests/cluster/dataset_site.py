@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node with a real kubelet, and the dataset service and the GPU agent as processes beside it.
 
 The node is not made here. K8S_BIN is a directory with kubectl, K8S_NODE_KUBECONFIG an administrator of a cluster whose

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent is killed again and again on a node with a real kubelet, whose pods ask for more than the node has.
 
     K8S_NODE_KUBECONFIG=… K8S_NODE=… K8S_NODE_IMAGE=… python -m tests.cluster.node_kills --kills 200

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kube-scheduler and the service beside it, as the pod of the chart has them, and a burst of pods for them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A proxy in front of a server, which does to its n-th request what a test says: delay, cut, answer for the server.
 
 Requests and answers are passed on whole, watches chunk by chunk. In front of an API server both sides speak TLS.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chart on a control plane without kubelets: its rights and definitions, and tokens of its accounts.
 
 What tests start works with a token of the role's own account, and so with exactly the rights that the chart gives it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chart's policies and rights on a real API server: what pods become, what is refused, who may do what."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Claims on a real control plane: templates that are written, what the scheduler makes of them, policies, rights.
 
 The controller's parts run here with a token of its own account, and serve the webhook on loopback.

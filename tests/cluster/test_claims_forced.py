@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A shared claim whose first pod is deleted by force while a second comes: what the kubelet starts, and what stays.
 
 The node is that of test_claims_node.py. The API server gives the claim out anew as soon as the first pod is gone, under

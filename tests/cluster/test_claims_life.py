@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a node of claims goes through in its life: a burst, a boot, other versions of the agent, pods of one line.
 
 The node is that of test_claims_node.py. K8S_NODE_REBOOT is a shell command that ends all that runs on the node but the

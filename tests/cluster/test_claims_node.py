@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node that serves claims with a real kubelet and runtime: what is true after each thing that happens to them.
 
 The node is that of tests/cluster/test_node.py, of Kubernetes 1.36 or later and with a runtime that has CDI.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The definitions of our kinds and the controller on a real API server."""
 
 from __future__ import annotations

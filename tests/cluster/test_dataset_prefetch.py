@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice dataset prefetch` as a tenant of a real cluster: with a scheduler, a kubelet, quotas and Pod Security."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dataset service against a real kubelet of this machine (see dataset_site.py for what that takes)."""
 
 from __future__ import annotations

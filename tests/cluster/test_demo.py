@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make demo-cluster` on a real control plane: the same story and claims as on the stand-ins."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicas that are killed or stopped in the midst of a burst, and what is cut, late or wrong between the processes.
 
 After each of them no GPU is promised twice and every pod that fits is bound. Messages are counted by a proxy, so that a

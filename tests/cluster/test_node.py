@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The examples of docs/cluster.md on a node with a real kubelet: what the scheduler assigned is what containers get.
 
 The node is not made here. K8S_NODE_KUBECONFIG is an administrator's kubeconfig with a token, of a cluster whose API

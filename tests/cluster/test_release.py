@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The life of a release as operations.md tells it, with Helm on a real API server: upgrade, rollback, uninstall."""
 
 from __future__ import annotations

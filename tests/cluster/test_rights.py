@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a pod's annotations may take, on a real API server: by every request that can change them, and for whom.
 
 The policies are the chart's, without the rest of the cluster half. What each text means is tested without an API server

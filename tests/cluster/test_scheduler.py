@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler service beside a real kube-scheduler: what docs/cluster.md promises, and what it costs."""
 
 from __future__ import annotations

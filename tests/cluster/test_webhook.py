@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The webhook as a real API server calls it: its conditions, its answers, its certificates, and its absence."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many pods a second a real kube-scheduler binds, with and without the service as its extender.
 
     K8S_BIN=… python -m tests.cluster.throughput --nodes 500 --pods 500 --rounds 3

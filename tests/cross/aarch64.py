@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The aarch64 build under qemu-user: unit tests, lookups through the assembly stubs, and quotas charged to the byte.
 
 The emulator notes every page of the address space that a program reserves, in memory of its own. The simulated driver

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Old C libraries, and a client of the library that runs on them. Nothing of them is kept in the repository: they come
 through apt from the archive this system uses, with lists of their own below build/."""
 

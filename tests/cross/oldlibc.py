@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shipped build/libvcuda.so on the oldest glibc to be had: a program charges to its limit and is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real libraries that programs are preloaded with, beside the library, in both orders: everything stays limited.
 
 Allocators and OpenMP look the next function of a name up before anything in the process works, some of them from inside

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make demo`: a node, its kubelet, pods with slices of a GPU and real programs in them, every claim checked.
 
 machine: which GPU there is and how much of it the demo may ask for · stage: node agent, kubelet stand-in and the

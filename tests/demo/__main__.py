@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command `python -m tests.demo`, run by `make demo`. Exit code 0 when every claim held, else 1."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A CUDA program for the demo: does what it is told on standard input, one answer line per line.
  * Linked with the driver libraries as any program is; knows nothing of the library that limits it.
  * Tests: it is one (tests/demo). Commands: see the table at the end. Sizes are bytes. */

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs in pods that do what they are told and answer, one line each way (client.c)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo's last act: one dataset, two pods. `python -m tests.demo.datasets DIRECTORY` prints what happened as JSON.
 
 A process of its own, in a mount namespace of its own where the machine allows one: whatever ends it, no mount is left.

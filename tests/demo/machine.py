@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which GPU the demo runs on: the machine's own when its driver answers, else two simulated GPUs of 24 GiB.
 
 Of a real GPU it never asks for more than is free at the start; other people's programs may be on it.

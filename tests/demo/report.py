@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the demo prints, and the count of claims that held and that did not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Puts up what the story needs (machine, kubelet stand-in, node agent, client program) and takes it down again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What happens in the demo, in order; every statement it makes is a checked claim."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the telling as a child and takes everything down when it is interrupted.
 
 The telling is full of threads and of C code that calls back (gRPC): an exception raised there by a signal handler can

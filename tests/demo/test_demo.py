@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo says FAIL when something is not as it should be, adapts to the GPU, and leaves nothing behind."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tree of cgroup v2 directories for the simulated driver's memory limits: ordinary directories with the files that
 the driver looks for. What the kernel would keep up to date is not simulated, except `dmem.current`, which the driver
 writes."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Environment of a process that runs on the simulated driver.
 
 Tests and the demo start programs with it instead of with NVIDIA's driver. It builds nothing: `make fakedriver` does,

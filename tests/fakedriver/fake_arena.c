@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Addresses of device memory: a reserved part of the address space that is cut into blocks in constant time and
  * without system calls. The host's memory behind a block appears when something is copied there, and no sooner.
  * Must not depend on quotas, contexts or pools. Tests: tests/unit/fakedriver/test_memory.py.

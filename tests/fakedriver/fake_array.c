@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Arrays and mipmapped arrays: device memory with a unit.
  * Must not depend on copies. Tests: tests/unit/fakedriver/test_copies.py. */
 #include "fake_array.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Arrays as copies see them. Uses nothing of streams. Tests: tests/integration/test_native_array.py. */
 #ifndef FAKE_ARRAY_H
 #define FAKE_ARRAY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Device attributes.
  * Must not depend on anything but the machine. Tests: tests/unit/fakedriver/test_machine_file.py. */
 #include "fake_cuda.h"

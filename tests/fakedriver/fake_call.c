@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Latency, ordered failures and call counters. See fake_call.h. Must not depend on what a call does.
  * Tests: tests/unit/fakedriver/test_control.py. */
 #include "fake_call.h"

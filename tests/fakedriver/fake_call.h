@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What every entry point does first: check whether something was ordered for this call (a failure, a latency,
  * counting). Costs two loads when nothing was. Uses no CUDA and no NVML beyond the names in the .def files.
  * Tests: tests/unit/fakedriver/test_control.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Streams that record their work as a graph instead of doing it.
  * Must not depend on how graphs run. Tests: tests/unit/fakedriver/test_graphs.py.
  *

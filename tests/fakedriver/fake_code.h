@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Modules, libraries and the functions in them. Uses nothing of streams.
  * Tests: tests/unit/fakedriver/test_modules.py. */
 #ifndef FAKE_CODE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts: creation, the primary one, the stack of each thread.
  * Must not depend on how memory is laid out. Tests: tests/unit/fakedriver/test_contexts.py. */
 #include "fake_array.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Copies: in their ABIs, all of them a box of bytes between two places.
  * Must not depend on how memory is found. Tests: tests/unit/fakedriver/test_copies.py. */
 #include "fake_array.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Copies and fills, as streams and graphs do them. Uses nothing of streams itself.
  * Tests: tests/unit/fakedriver/test_copies.py. */
 #ifndef FAKE_COPY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Copies in batches, and single ones with attributes: what CUDA 12.8 to 13.5 brought. What the attributes say of order
  * and places is checked and changes nothing.
  * Must not depend on how bytes are found. Tests: tests/unit/fakedriver/test_copies.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the parts of the simulated libcuda.so.1 share. The opaque structures of cuda.h are defined here.
  * Uses nothing of NVML. Tests: tests/unit/fakedriver. */
 #ifndef FAKE_CUDA_H

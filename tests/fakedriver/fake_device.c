@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Initialisation and the devices of the simulated libcuda.so.1.
  * Must not depend on memory or contexts. Tests: tests/unit/fakedriver/test_machine_file.py, test_visibility.py. */
 #include "fake_cuda.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Logical endpoints: objects with a number, to which memory of one GPU or several is bound. Complete at once.
  * Must not depend on other processes: what one exports, no other can import, as on a machine without a fabric.
  * Tests: tests/unit/fakedriver/test_vmm_sharing.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The environment variables of the simulated driver. Uses nothing else. Tests: tests/unit/fakedriver/test_visibility.py. */
 #include "fake_env.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The environment variables of the simulated driver: the only place that reads them.
  * Uses nothing of the state. Tests: tests/unit/fakedriver/test_visibility.py. */
 #ifndef FAKE_ENV_H

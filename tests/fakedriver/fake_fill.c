@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Fills (cuMemset…) in their ABIs.
  * Must not depend on how memory is found. Tests: tests/unit/fakedriver/test_copies.py. */
 #include "fake_copy.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Element formats of arrays. Must not depend on arrays. Tests: tests/unit/fakedriver/test_copies.py. */
 #include "fake_array.h"
 

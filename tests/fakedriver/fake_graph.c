@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Graphs as descriptions: making, changing and asking them.
  * Must not depend on how they run. Tests: tests/unit/fakedriver/test_graphs.py. */
 #include "fake_graph.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Graphs: nodes that describe work, and memory that graphs own.
  * Uses nothing of how work is done; fake_graph_exec.c does it. Tests: tests/unit/fakedriver/test_graphs.py. */
 #ifndef FAKE_GRAPH_H

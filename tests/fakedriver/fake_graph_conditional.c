@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Conditional nodes: bodies that run or not. A kernel does nothing here, so no kernel changes a condition: it has the
  * handle's first value at each launch, and a loop that begins runs once.
  * Must not depend on how other nodes run. Tests: tests/unit/fakedriver/test_graphs.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Executable graphs: what a graph was when it was instantiated, and running it.
  * Must not depend on how nodes are made. Tests: tests/unit/fakedriver/test_graphs.py. */
 #include "fake_graph.h"

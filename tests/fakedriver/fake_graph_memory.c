@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory of graphs: kept after it is free, until it is trimmed. Graphs that are launched into the same stream
  * share their pages, since they never run at once; what a graph leaves allocated belongs to no other graph.
  * Must not depend on nodes. Tests: tests/unit/fakedriver/test_graphs.py. */

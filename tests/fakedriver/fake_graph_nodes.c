@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The kinds of nodes: adding them and reading and changing their parameters.
  * Must not depend on how they run. Tests: tests/unit/fakedriver/test_graphs.py. */
 #include "fake_code.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Addresses that a graph uses more than once.
  * Must not depend on how nodes run. Tests: tests/integration/test_native_graph.py. */
 #include "fake_graph.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Changing executable graphs.
  * Must not depend on how they run. Tests: tests/unit/fakedriver/test_graphs.py. */
 #include "fake_graph.h"

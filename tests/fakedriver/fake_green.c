@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Green contexts: parts of a GPU's processors, each another handle of the primary context.
  * Must not depend on memory. Tests: tests/unit/fakedriver/test_contexts.py.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tables of handles. See fake_handle.h. Tests: tests/unit/fakedriver/test_contexts.py. */
 #include "fake_handle.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tables of handles: constant time, any pointer can be checked safely, memory appears as it is needed.
  * Uses nothing of what the handles are. Tests: tests/unit/fakedriver/test_contexts.py. */
 #ifndef FAKE_HANDLE_H

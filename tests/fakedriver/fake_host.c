@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Host memory the GPU can reach, and what a pointer is.
  * Must not depend on how device memory is laid out. Tests: tests/unit/fakedriver/test_memory.py. */
 #include "fake_cuda.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory and events of other processes by handle.
  * Must not depend on VMM. Tests: tests/unit/fakedriver/test_sharing.py.
  *

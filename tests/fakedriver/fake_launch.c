@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Kernel launches: counted, and taking time if they were told to.
  * Must not depend on where functions come from. Tests: tests/integration/test_native_share.py. */
 #include "fake_code.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which limit holds for whom. See fake_limits.h; the rules stand in README.md.
  * Must not depend on how memory is taken. Tests: tests/unit/fakedriver/test_limits.py, test_limits_dmem.py. */
 #include "fake_limits.h"

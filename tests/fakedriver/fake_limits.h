@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory limits of cgroups, as drivers from branch 615 on have them: which groups there are, what their processes hold,
  * and what may be taken. The rules and their sources stand in README.md.
  * Uses nothing of CUDA or NVML. Tests: tests/unit/fakedriver/test_limits.py.

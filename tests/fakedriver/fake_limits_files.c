@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The files of the dmem controller: lines "<region> <number>|max", one for each GPU.
  * Must not depend on who is in which group. Tests: tests/unit/fakedriver/test_limits_dmem.py. */
 #include "fake_limits.h"

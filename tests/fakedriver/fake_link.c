@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The linker that makes one image of several: its result is the text that went in.
  * Must not depend on modules. Tests: tests/unit/fakedriver/test_modules.py. */
 #include "fake_cuda.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reads a machine file (format: README.md) and fills what it leaves out.
  * Must not depend on processes, the shared state or the driver's interfaces.
  * Tests: tests/unit/fakedriver/test_machine_file.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The simulated machine as one flat value, and its text form.
  * Uses nothing of processes, CUDA or NVML: it is stored as it is in the shared state file.
  * Tests: tests/unit/fakedriver/test_machine_file.py, test_topology_text.py. */

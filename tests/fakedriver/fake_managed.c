@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Advice for managed memory, checked and forgotten, and prefetches and discards, also in batches: prefetches move pages.
  * Must not depend on how memory is laid out. Tests: tests/integration/test_native_oversub.py. */
 #include "fake_work.h"

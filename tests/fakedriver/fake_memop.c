@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stream memory operations, stream attributes and occupancy: small things around launches.
  * Uses no graphs. Tests: tests/unit/fakedriver/test_streams.py. */
 #include "fake_code.h"

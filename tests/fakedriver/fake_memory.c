@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory: allocate, free, how much is there.
  * Must not depend on how addresses are found (fake_arena.c) or who else uses the GPU (fake_state.c).
  * Tests: tests/unit/fakedriver/test_memory.py. */

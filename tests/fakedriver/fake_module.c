@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Modules: any image is accepted, and its functions and variables are found by name.
  * Must not depend on how kernels are launched. Tests: tests/unit/fakedriver/test_modules.py.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Multicast objects: memory of several GPUs under one handle. What is written to a mapping of one goes nowhere.
  * Must not depend on other processes' objects: an imported one has bindings of its own.
  * Tests: tests/unit/fakedriver/test_vmm_sharing.py. */

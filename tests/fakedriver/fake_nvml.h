@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the parts of the simulated libnvidia-ml.so.1 share. Uses nothing of CUDA.
  * Tests: tests/unit/fakedriver/test_nvml_*.py. */
 #ifndef FAKE_NVML_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What NVML keeps by process beside the lists: accounting and codec sessions; and the memory of confidential computing
  * and of MIG devices. Accounting knows live processes only; a graphics process has one encoder and one capture session.
  * Must not depend on how memory is allocated. Tests: tests/unit/fakedriver/test_nvml.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What NVML says of confidential computing on the whole system: all GPUs do it, or none can (`confidential`).
  * Must not depend on single GPUs. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"

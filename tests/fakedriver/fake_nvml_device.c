@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Handles of GPUs and who they are.
  * Must not depend on what runs on them. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Event sets: XIDs and other news that fakectl raises.
  * Must not depend on who raises them. Tests: tests/unit/fakedriver/test_control.py. */
 #include "fake_nvml.h"

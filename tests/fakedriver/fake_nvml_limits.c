@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory limits of cgroups: what NVML answers. The rules are those of fake_limits.c.
  * Must not depend on how memory is taken. Tests: tests/unit/fakedriver/test_limits.py, test_limits_dmem.py. */
 #include "fake_env.h"

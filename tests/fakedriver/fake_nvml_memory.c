@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of GPUs and the processes on them.
  * Must not depend on how memory is allocated. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The private table through which nvidia-smi lists processes; native/nvml/private_table.c tells what is known of it.
  * Must not depend on how memory is allocated. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"

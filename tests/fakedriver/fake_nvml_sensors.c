@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sensors and modes: plausible constants, and utilisation from the simulated work.
  * Must not depend on processes' names. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Initialisation and system-wide questions of the simulated libnvidia-ml.so.1.
  * Must not depend on single GPUs. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_env.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How GPUs are connected: PCI Express levels, NVLinks, near CPUs and memory.
  * Must not depend on processes. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* NVML functions that exist and answer as on a GPU without the feature: no fans, no MIG devices, no vGPU.
  * Must not do anything. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"

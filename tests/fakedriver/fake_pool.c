@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stream-ordered memory: pools that hold more than is in use. Must not depend on streams beyond the context of one and
  * the time its work ends. Tests: tests/unit/fakedriver/test_pools.py.
  *

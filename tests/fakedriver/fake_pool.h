@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory pools as the parts of the simulated driver that deal with them share them.
  * Tests: tests/unit/fakedriver/test_pools.py. */
 #ifndef FAKE_POOL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Pools as objects: creation, attributes, access, and the pool of a place.
  * Must not depend on how a pool grows. Tests: tests/unit/fakedriver/test_pools.py. */
 #include "fake_pool.h"

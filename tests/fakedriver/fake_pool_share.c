@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Pools and their blocks in other processes. The handle of a pool is a file descriptor, that of a block 64 bytes.
  * Must not depend on how bytes are shared (fake_ipc.c). Tests: tests/unit/fakedriver/test_pools.py. */
 #include "fake_pool.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How programs find entry points: cuGetProcAddress in both ABIs, cuGetExportTable, error names.
  * Must not depend on what any entry point does. Tests: tests/unit/fakedriver/test_proc_address.py. */
 #include "fake_cuda.h"

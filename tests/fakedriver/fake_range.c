@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* All address ranges that are not blocks of the arena: host memory, reservations, mappings, memory of old ABIs.
  * Must not depend on what they are for. Tests: tests/unit/fakedriver/test_vmm.py, test_memory.py. */
 #include "fake_cuda.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Settings of contexts: limits, cache preferences, flags, peers.
  * Must not depend on how contexts begin and end. Tests: tests/unit/fakedriver/test_contexts.py. */
 #include "fake_work.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Physical memory of several processes: exported and imported by descriptor, as handles and as external memory.
  * Must not depend on mappings. Tests: tests/unit/fakedriver/test_vmm_sharing.py.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tiles of sparse arrays, and whole deferred arrays, mapped to physical memory: references only, no bytes.
  * Must not depend on copies. Tests: tests/integration/test_native_sparse.py. */
 #include "fake_array.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The shared state file: creation, slots, memory, death. See fake_state.h for the protocol.
  * Must not depend on CUDA, NVML or what a context is. Tests: tests/unit/fakedriver/test_sharing.py. */
 #include "fake_state.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What all processes on the simulated machine share: one mapped file with the machine, the memory of each GPU and one
  * slot per process that uses a GPU.
  * Uses nothing of CUDA or NVML. Tests: tests/unit/fakedriver/test_sharing.py.

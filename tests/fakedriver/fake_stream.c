@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Streams and events: what is done when. How long it takes is told by fake_time.c.
  * Must not depend on what a kernel or a copy is. Tests: tests/unit/fakedriver/test_streams.py. */
 #include "fake_work.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Entry points that cuda.h does not declare: from cudaProfiler.h, which the header package does not contain, and from
  * cudaGL.h and cudaVDPAU.h, which need the headers of OpenGL and VDPAU.
  * Tests: tests/unit/fakedriver/test_proc_address.py. */

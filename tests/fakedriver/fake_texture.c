@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Texture and surface objects: handles that remember what they were made of.
  * Must not depend on copies. Tests: tests/integration/test_native_array.py. */
 #include "fake_array.h"

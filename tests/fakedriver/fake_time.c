@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The simulated time of a GPU: work of one process runs in order, and the GPU goes round among the processes that have
  * work, in rounds too short to notice, as a real one does without MPS.
  *

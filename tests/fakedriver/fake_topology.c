@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reads the matrix that `nvidia-smi topo -m` prints.
  * Must not depend on files, processes or the driver's interfaces.
  * Tests: tests/unit/fakedriver/test_topology_text.py. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Entry points that exist, so that programs which look them up find them, and say that this driver cannot do it.
  * Must not do anything. Tests: tests/unit/fakedriver/test_proc_address.py. */
 #include "fake_cuda.h"

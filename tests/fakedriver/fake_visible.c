@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which GPUs a process gets to see. See fake_visible.h. Must not read the environment.
  * Tests: tests/unit/fakedriver/test_visibility.py. */
 #include "fake_visible.h"

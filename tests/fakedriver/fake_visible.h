@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which GPUs a process gets to see, by NVIDIA_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES.
  * Uses only the machine; reads no environment. Tests: tests/unit/fakedriver/test_visibility.py. */
 #ifndef FAKE_VISIBLE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Virtual memory management: physical memory by handle, address ranges, and mapping one into the other.
  * Must not depend on pools or blocks. Tests: tests/unit/fakedriver/test_vmm.py.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Physical memory as the parts of virtual memory management see it. It is a file in memory, so that two mappings, or
  * two processes after an export, see the same bytes, and lives until nothing refers to it.
  * Uses nothing of pools and blocks. Tests: tests/unit/fakedriver/test_vmm.py, test_vmm_sharing.py. */

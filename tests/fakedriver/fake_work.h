@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Streams, events and the time that work takes. Uses nothing of memory.
  * Tests: tests/unit/fakedriver/test_streams.py. */
 #ifndef FAKE_WORK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Orders to the simulated driver from a shell or a test: see README.md, or fakectl without arguments.
  * Must not depend on CUDA or NVML beyond the names of their calls. Tests: tests/unit/fakedriver/test_control.py. */
 #include "fake_call.h"

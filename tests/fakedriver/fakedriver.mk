@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The simulated driver: build/fakedriver/libcuda.so.1, libnvidia-ml.so.1 and fakectl. Included by the Makefile, and
 # complete by itself: make -f tests/fakedriver/fakedriver.mk
 # CUDA_INCLUDE, NVML_INCLUDE: where cuda.h and nvml.h are; BUILD: where results go.

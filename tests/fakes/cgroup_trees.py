@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cgroup v2 trees as kubelets and runtimes make them, in ordinary directories."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Claims in memory, and a node that serves them without a kubelet."""
 
 from __future__ import annotations

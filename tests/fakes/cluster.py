@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cluster in memory: pods that the test puts in, events and evictions that it looks at."""
 
 from __future__ import annotations

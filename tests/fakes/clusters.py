@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes, pods and classes for tests, in few words."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command `vcuda` as on a machine that has no node agent and is no container of one, whatever this one is.
 
 What it shows would otherwise depend on the machine that runs the tests: `vcuda ps` lists a node agent's allocations,

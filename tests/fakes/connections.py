@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The connections of a stand-in that serves in the event loop of a test: each one is closed when the stand-in ends.
 
 asyncio.start_server does not promise that: a connection that is accepted while the server closes is left open, together

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layout of a dataset's image for tests of fetching: files one after another, and between them bytes of no file."""
 
 from __future__ import annotations

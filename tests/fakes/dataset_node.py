@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dataset service in this process: real sockets, store, tasks and fetches over mounts and sources in memory."""
 
 from __future__ import annotations

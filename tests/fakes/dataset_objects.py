@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An API server that has Dataset objects and nothing else, as `KubeClient` shows it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sources for tests of fetching: bytes that follow from the path, with delays, failures and counts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sources in memory for the dataset service: buckets with files, who may list them, and how they misbehave."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this process has open. Others' descriptors are not counted: garbage of earlier tests may be closed meanwhile."""
 
 from __future__ import annotations

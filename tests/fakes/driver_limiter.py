@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who sets the driver's limits, in memory: for tests of what the agent asks of it.
 
 It keeps a limit below present use at the use, as the real one does, and says what it was asked.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waiting in tests, mostly of asyncio: until something holds, and for a story that runs beside what it is about."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs and what lies between them: a test names what matters to it, and the rest is a GPU as it should be."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A container that writes what it likes into its ledger: UUIDs, sizes, times, locks.
 
 Bytes are written by hand, since the C code would not. Offsets are those of native/shm/ledger_layout.h.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An HTTP server of files that lies in every way that a test asks for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees as listings, contents that follow from a path, and images of them written as a fetch does: in any order."""
 
 from __future__ import annotations

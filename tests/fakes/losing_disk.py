@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A disk that loses a page of what was written, says so once, and works again: what the kernel does after an EIO."""
 
 from __future__ import annotations

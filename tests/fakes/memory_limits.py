@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver's memory limits with the rules of both backends, for tests of what stands on `MemoryLimits`.
 
 The rules are those of the driver's and the kernel's source, not seen on a card. Each that may be otherwise is a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mounts in memory: a table as the kernel would show it, and its refusals, for tests without being root."""
 
 from __future__ import annotations

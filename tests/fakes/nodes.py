@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inventories, device IDs and allocations for tests of the agent: small, named, and without any file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet's calls of a device plugin, short enough for a test to be read."""
 
 import grpc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods with GPU memory as the agent reads them from an API server, in few words."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The provider of GPU memory without a node agent around it, and a servicer behind a front in this process."""
 
 from __future__ import annotations

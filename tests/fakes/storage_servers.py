@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Storage servers that are not ours, each a child process: moto for S3, rclone for S3 and for HTTP."""
 
 from __future__ import annotations

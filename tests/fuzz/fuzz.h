@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a fuzz target is: a function of bytes that must not crash and whose findings are broken promises, checked with
  * REQUIRE. The same targets are run by libFuzzer (make fuzz) and, without clang, by replay.c (make check).
  * A target may keep nothing between two inputs. */

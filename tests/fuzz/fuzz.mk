@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Fuzz targets. `make fuzz` lets libFuzzer loose on them; `make fuzz-replay`, part of `make check`, needs gcc alone.
 FUZZ_TARGETS := text limits ledger nvml
 FUZZ_MUTATIONS ?= 3000

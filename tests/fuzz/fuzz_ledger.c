@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as a ledger, which the container's processes can write: the agent's reader stays within bounds, and a
  * process that attaches to it neither crashes nor gets more than its limit. The first byte: bit 0 makes magic, sizes
  * and checksum right; bit 1 leaves the file at its own size; bit 2 makes it larger than a ledger; bit 3 makes it one

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as a limits page: refused, or a page whose every number is within bounds. The first byte: bit 0 makes the
  * checksum and the magic right, so that what lies behind them is reached; bit 1 leaves the file at its own size instead
  * of a page's. Subject: native/shm/limits.c. */

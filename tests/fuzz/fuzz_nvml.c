@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tables of every size and driver version in the place of NVML's private one: what programs get is the driver's table,
  * or one that shows only the container's processes, or of a later branch passes what it is given to the driver as long
  * as it may, and nothing beyond a table's end or a caller's array is touched.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sizes, UUIDs and VCUDA_MEMORY_LIMIT: what is accepted means what it says, whatever was written.
  * The first byte chooses the parser, the rest is the text. Subjects: native/base/text.c, native/config.c. */
 #include <ctype.h>

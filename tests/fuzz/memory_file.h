@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A file without a disk, under a path that any function can open. */
 #ifndef TESTS_FUZZ_MEMORY_FILE_H
 #define TESTS_FUZZ_MEMORY_FILE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Runs a fuzz target without a fuzzer: over every file of its corpus, and over as many mutations of them as asked for.
  * The mutations are the same in every run, so that a failure can be repeated; they are crude where libFuzzer is clever.
  *     replay-TARGET CORPUS MUTATIONS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tests/gpu/run`, `make test-gpu`: runs cases on this machine's own driver. Needs Python and libvcuda.so,
 nothing else.
 

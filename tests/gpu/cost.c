@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What driver calls cost, timed in C: a call of a scripting language is dearer than what is to be measured. Runs plain and
  * under the library, side by side. Reads "COMMAND COUNT" lines, answers "p50 p99" in nanoseconds for each.
  * Compiled where gcc is and brought along; needs no header of NVIDIA's and no symbol newer than glibc 2.17.

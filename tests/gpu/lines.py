@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run leaves behind: one JSON object a line, safe on the disk before the next case begins.
 
 A disk that is full or not writable loses nothing: what cannot be written goes to standard output whole, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which GPU, driver and software a run was made on: asked once, in a process of its own, without the library.
 
 What does not answer is left out and named: a broken nvidia-smi, for example, is a fact about the machine and no reason

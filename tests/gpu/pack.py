@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a machine with a GPU and without a network needs: python -m tests.gpu.pack. Run where `make` and an
 index are.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of a GPU, from the lines of one or several runs. Needs no GPU: python -m tests.gpu.report OUT...
 
 OUT is a folder of a run, a file of lines, or a saved output. Several are put together: a later one's line takes an

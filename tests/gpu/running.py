@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs of a case: each in a session of its own with its output in files, ended whole when its time is over.
 
 Output goes to files since a grandchild that keeps a pipe open would hold up its reader. A program that hangs is

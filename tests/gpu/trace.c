@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Counts every call of the driver, by any way a program or NVIDIA's runtime finds it: dlsym by handle, cuGetProcAddress,
  * and the private tables of cuGetExportTable. A preload in front of everything else; each function that is handed out
  * becomes a thunk that counts and jumps on, whatever its parameters are. x86-64 only.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a case function works with: programs with and without the library, and a place for what it finds.
 
 A case measures (`Found.note`) and judges (`Found.check`). Both are kept when it fails half-way, and a check that was

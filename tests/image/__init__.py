@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The image, built from its Dockerfile on a local Debian root, and its roles started from it as the chart says.
 
     make image-root     builds it: as root, with buildah and mmdebstrap; writes docs/image.md

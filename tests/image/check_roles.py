@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every role starts from the image of the Dockerfile, as the chart's pods say: user, capabilities, read-only root.
 
 The agent serves a kubelet stand-in on the simulated driver; scheduler, controller, webhook and dataset service work

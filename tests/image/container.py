@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One container of a pod of the chart, run from the image's root as its security context says.
 
 By util-linux: a mount namespace with the root read-only, the volumes of the pod over it, and setpriv in it for user,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the image of the Dockerfile, with buildah, on a Debian root that mmdebstrap makes from this machine's mirrors.
 
     python -m tests.image.root

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the tables of docs/image.md: the layers that `make image-root` has built, and the packages in ours by role.
 
 python -m tests.image.sizes

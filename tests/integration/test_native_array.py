@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays and mipmapped arrays: charged by their descriptors in every form of creation, given back in every way."""
 
 from __future__ import annotations

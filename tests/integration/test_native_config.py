@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where limits come from, and what happens when they cannot be used: one clear line and no CUDA, never no limit."""
 
 from __future__ import annotations

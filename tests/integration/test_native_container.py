@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The library where containers put it: /etc/ld.so.preload, sandboxes, missing and read-only file systems."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contexts: their own device memory is charged, and everything in them is given back when they go."""
 
 from __future__ import annotations

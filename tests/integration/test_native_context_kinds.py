@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contexts of every kind: OpenGL's, VDPAU's, green ones, several GPUs in any order, threads without one."""
 
 from __future__ import annotations

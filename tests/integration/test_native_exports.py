@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The built library as a file: exports, imports, start-up, include directions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An error of the driver is never a way around the quota: what cannot be charged is refused, with one line why."""
 
 from __future__ import annotations

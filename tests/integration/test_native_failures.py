@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Driver calls that fail: the program gets the driver's own code, its variables stay, and the quota stays right."""
 
 from __future__ import annotations

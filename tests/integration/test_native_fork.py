@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forks at the worst time: before the library's own fork handler is there, nothing is locked and nothing is owned."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frameworks at the edge of their quota: they run out of memory, empty a cache, try again and go on.
 
 The programs replay the calls of PyTorch's expandable segments, vLLM's sleep mode, llama.cpp's pool and NCCL's buffers

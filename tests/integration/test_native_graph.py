@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory nodes of graphs: charged when a graph is launched or uploaded, as the driver holds it, until it is trimmed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a program with VCUDA_MEMORY_LIMIT starts is in its quota, however that is started."""
 
 from __future__ import annotations

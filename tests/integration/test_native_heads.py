@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The quota of a program that has its limit from the environment: its own, as its head, and what accidents make of it.
 
 VCUDA_DIR is in test_native_config.py, what a head starts in test_native_head_children.py, VCUDA_QUOTA in

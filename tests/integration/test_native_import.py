@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory of several processes is paid once: by its exporter while that holds it, then as NVML measures it.
 
 Importers are never charged and never refund. What an exporter let go of and others still hold appears in NVML's process

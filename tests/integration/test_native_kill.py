@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """kill -9 at random instants of a program's life: loading, cuInit, context, allocating from two threads.
 
 The processes left get the whole quota at once, never a byte more, and never wait. The instants inside a charge are in

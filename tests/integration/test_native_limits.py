@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver's own limit around a container that has the library: whose number is shown, whose refusal it was."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was exported and then let go of is paid on by its exporter while another process may still hold it: for three
 seconds, by when that process has been measured (docs/adr/0014). What is gone is paid no more at once."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How functions are found: as they would be without the library, except that hooked functions are ours."""
 
 from __future__ import annotations

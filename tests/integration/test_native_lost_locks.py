@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that close what they did not open, and others that cannot see them: the quota stays one quota."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MIG devices: their own UUIDs in the limits page, one of them in a program, limits and measuring by that UUID."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Modules, libraries and context limits: memory that the driver takes for code and data is charged like any other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """VCUDA_QUOTA names a quota, which programs with different heads join."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The private table of driver branches whose rows nobody has seen: the driver's own lists, or none.
 
 The simulated driver says it is of branch 610 and gives rows that this library does not know. Each scene is one of what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What NVML clients see: the limit as the GPU's size, the container's own processes, and the same numbers as CUDA."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Beyond the physical share memory is managed, and the program takes it for the GPU's own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stream-ordered memory counts: what a pool holds, not what lives in it."""
 
 from __future__ import annotations

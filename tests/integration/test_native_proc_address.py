@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuGetProcAddress of a driver that gives other addresses than dlsym: a function is known by its name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The quota of device memory: exact to the byte, over all processes, whatever way and ABI they come in."""
 
 from __future__ import annotations

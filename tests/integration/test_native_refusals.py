@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a program is told when it gets no memory: one line, when it counts, to nobody but people."""
 
 from __future__ import annotations

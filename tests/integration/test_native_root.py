@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Another root directory: a program that leaves its limits behind has no CUDA, one that takes them along has them."""
 
 from __future__ import annotations

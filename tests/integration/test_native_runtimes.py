@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVIDIA's CUDA runtime, shared and static, gets our functions for all that is hooked and the driver's for the rest.
 
 `make test-runtimes` does the same with many releases of it and writes docs/runtimes.md.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compute shares of real processes on the simulated GPU: every way to launch is limited, nothing else is disturbed.
 
 How exact a share is over ten seconds is printed by make bench and proven in simulated time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse and deferred arrays hold the physical memory that is mapped into them, tile by tile."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a program sees of NVML's starts and ends is its own, whatever the library does with NVML meanwhile.
 
 Most tests run the same program without the library and under it, where making a context starts NVML for the library:

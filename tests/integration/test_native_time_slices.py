@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Containers that share a GPU in time slices: what waits, what does not, and what a death meanwhile changes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process holds beyond its declarations: it is measured where that is possible, counts as used, and never twice.
 
 The simulated driver loads the code of a library when it is used in a context: 64 MiB that no call declares.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was freed by a call that no hook sees stays charged until the driver gives its address or handle out again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Old and new side by side: files of 0.1.0 under today's code, versions to come, a library replaced on disk."""
 
 from __future__ import annotations

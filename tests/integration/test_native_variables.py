@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Libraries whose own variables are named like driver functions (cuew): each has its own, and is limited."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every view that programs have of a shared GPU is the same GPU: CUDA and NVML, all versions, all lists."""
 
 from __future__ import annotations

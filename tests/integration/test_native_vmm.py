@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Physical memory by handle: charged to the device that is named, paid until the last handle, mapping and binding."""
 
 from __future__ import annotations

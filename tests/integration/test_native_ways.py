@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ways of reaching the driver, each tried with a real program: what is found must be limited, and nothing may hang."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every call that may have to wait for a time slice or a compute share (tests/native/clients/work.def).
 
 What is asked of each is what its line in native/hooks/cuda/launch.def or copy.def says: that it is hooked, that what is

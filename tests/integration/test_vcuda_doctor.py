@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``vcuda doctor`` on the simulated driver, and with parts of the machine missing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``vcuda jupyter``: what it installs, started as Jupyter starts a kernel, on the simulated driver.
 
 The kernel is a stand-in for ipykernel that allocates and prints; the real one was tried by hand.

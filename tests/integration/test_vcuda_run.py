@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``vcuda run`` end to end: real processes, the library preloaded, the simulated driver below it."""
 
 from __future__ import annotations

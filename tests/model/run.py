@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the model of the ledger through spin: configurations that must hold, mutations that must be found.
 
 `python -m tests.model.run quick` takes seconds and is part of `make check`; `all` is `make model`, takes minutes, and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a native test is made of: a name, a child process and an exit code. Failed checks print both operands.
  * A test that needs other processes forks them itself and reaps them with expect_exit(). */
 #ifndef TESTS_NATIVE_CHECK_H

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold for the extensions of Python, so that wheels for glibc 2.17 can be made of them. As compiled here:
 
     python tests/native/check_extensions.py vcuda/_native.abi3.so …

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold for a library that is loaded into every process: checked on the built file and on the sources.
 
 `python tests/native/check_library.py [--one-unit] build/libvcuda.so` prints one line per mistake and exits 1 when there

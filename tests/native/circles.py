@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which file of the library calls which, and which includes which: a layer is one as long as nothing goes round.
 
 A file is its name without the ending, so a source and its header are one; `x_priv.h` belongs to `x`. Calls are read

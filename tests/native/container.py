@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A container as far as the library can tell: its own /etc with the four mounts of a pod, in a mount namespace.
 
 Needs root and unshare(1); `needs_root` skips where they are not to be had. Nothing outside the namespace changes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs whose limit is in their environment, on a simulated machine, and this user's quotas."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A limits page and a ledger for tests: two GPUs, and the sums that must hold. */
 #ifndef TESTS_NATIVE_LEDGER_FIXTURE_H
 #define TESTS_NATIVE_LEDGER_FIXTURE_H

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that uses stream-ordered memory, and evaluates what a test tells it (tests/unit/fakedriver/client.py)."""
 
 from __future__ import annotations

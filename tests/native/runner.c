@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Runs native tests: all of them, or those named on the command line; `--list` prints the names, `--jobs N` before the
  * names runs N at a time. Every test runs in a child process of its own session with a time limit, so that one that
  * crashes or hangs fails alone and leaves nothing behind. VC_TEST_TIMEOUT multiplies the limits (sanitizers, slow

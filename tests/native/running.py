@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs under the built library, on the simulated driver.
 
 A `Place` is one test's machine and settings; `Place.client` starts a program that does what the test tells it, line by

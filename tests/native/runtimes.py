@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVIDIA's CUDA runtimes on the simulated driver: what each of them is handed when it looks the driver's functions up.
 
 A witness in front of all (clients/witness.c) writes down every answer, once without and once with the library.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the tests of `gigaslice.roles.dataset_node.sources._tree` with a build of it that has sanitizers.
 
     LD_PRELOAD=$(gcc -print-file-name=libasan.so) python -m tests.native.sanitized_tree EXTENSION

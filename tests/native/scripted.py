@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A CUDA program that a test writes as it goes: a Python process under the library that evaluates what it is sent.
 
 `program.do("cuInit(0)")` answers the result code; names of the driver are functions of the program, `ref(x)` is a

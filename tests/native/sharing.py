@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Containers that share a simulated GPU's time: real processes under the library, real pages, the agent's arbiter.
 
 A `Stage` is a GPU; each `Tenant` on it has a limits page, a ledger and programs that launch (clients/load.c). What

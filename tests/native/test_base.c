@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sizes, UUIDs, statuses and the operating-system layer. */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Settings: what VCUDA_MEMORY_LIMIT may say, which page it leads to, and where files are searched. */
 #define _GNU_SOURCE
 #include <fcntl.h>

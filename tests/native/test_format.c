@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sizes of arrays. Subject: native/cuda/format.c. */
 #include "format.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which growth of a GPU is ours. */
 #include "check.h"
 #include "growth.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The quota that a program heads: its name, and how that gets into the environment. */
 #define _GNU_SOURCE
 #include <pthread.h>

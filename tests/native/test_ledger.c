@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The ledger, process by process: exact sums, owners, deaths, forks, lost locks. */
 #define _GNU_SOURCE
 #include <fcntl.h>

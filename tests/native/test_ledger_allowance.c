@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a process reserves beforehand: no process goes over the limit with it, none is refused because of it, and
  * nothing of it outlives its owner. */
 #define _GNU_SOURCE

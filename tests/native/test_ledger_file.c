@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The ledger seen from outside: whatever a container writes into it, the reader gets numbers that make sense or an
  * error. */
 #define _GNU_SOURCE

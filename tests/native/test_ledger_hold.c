@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The lock that says a slot's owner lives: whatever the owner does to its descriptors, user and root directory, and
  * whatever the others can see of it. */
 #define _GNU_SOURCE

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kill -9 at every instant. Invariants after each death: the survivor is never allowed more than the limit, gets all of
  * it, and never waits. */
 #define _GNU_SOURCE

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Many at once: the sum is never over the limit at any instant at which a charge is held, and no process is refused
  * what fits. */
 #define _GNU_SOURCE

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The ledger of a container that may use host memory: two parts with limits of their own, and the whole. */
 #define _GNU_SOURCE
 #include <pthread.h>

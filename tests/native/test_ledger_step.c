@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A process stopped after every instruction: what must hold between any two of them, and slots that change hands right
  * there. The same steps are those of tests/model/ledger.pml. */
 #define _GNU_SOURCE

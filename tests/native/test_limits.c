@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The limits page: nothing damaged is ever taken for a limit. */
 #define _GNU_SOURCE
 #include <fcntl.h>

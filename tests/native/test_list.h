@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every native test, one line each: name and seconds it may take on a slow machine. */
 TEST_ENTRY(size_parse_accepts, 10)
 TEST_ENTRY(size_parse_refuses, 10)

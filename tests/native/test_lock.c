@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The locks of one process. */
 #define _GNU_SOURCE
 #include <pthread.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Who uses a quota's directory, what was not seen from Python already (tests/unit/vcuda/test_quotas.py). */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Pages under a graph's allocations. Subject: native/cuda/ranges.c. */
 #include "ranges.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The compute share's words in page and ledger. */
 #define _GNU_SOURCE
 #include <unistd.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Numbered records: numbers come back, growth keeps what is there. */
 #include "check.h"
 #include "store.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stream states: whose they are while many threads launch, and when they end. Under a driver of this file's own that
  * knows which streams are alive and who launched where. */
 #define _GNU_SOURCE

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The allocation table: against a plain array as the model, under threads, at size. */
 #define _GNU_SOURCE
 #include <pthread.h>

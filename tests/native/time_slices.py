@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The time slices of a container's first GPU, given and withheld as an agent does it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The program clients/work.c, which makes every call that may have to wait, and the list of these calls."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetches nvidia-smi and libnvidia-ml.so of every branch that Debian's non-free component has.
 
 They are NVIDIA's property, so nothing of them is kept in the repository: packages are downloaded through apt with lists

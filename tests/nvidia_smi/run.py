@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the nvidia-smi of every branch in a container that shares a simulated GPU, checks what it shows, and writes
 docs/nvidia-smi.md. Exits 1 when a branch shows anything but the container's own share."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs in the container: two programs with memory, then nvidia-smi; prints what it said as JSON.
 
 `scene.py CLIENT NVIDIA_SMI`; started by run.py, in a PID namespace where the machine allows it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make test-dist [VERSION=]`: what is in dist/ is installed and started, each in an environment of its own.
 
 The wheel under every Python that there is, the sources built as pip builds them, the commands of the pages literally,

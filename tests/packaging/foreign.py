@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wheels under Debian's own Pythons, fetched through apt: of another processor by qemu-user, and of a version that
 this machine has not. Nothing of them is installed; they are unpacked below build/."""
 

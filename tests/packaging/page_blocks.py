@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the commands of the pages as they stand, in a folder like a user's checkout, with a wheel installed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands of ours on the pages: which are run literally from an installed wheel, and why the others are not.
 
 Taken from the blocks of README.md and docs/*.md, so that a command that is added has to be run or explained here

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `make check` finds in an extension that no wheel for glibc 2.17 could be made of."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every command of ours on the pages is run from a wheel by `make test-dist`, or it is said why not."""
 
 from tests.packaging.page_commands import ELSEWHERE, commands

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a stranger meets first: the checks before the build, and the entry of continuous integration."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The virtual environment of `make`, ended at every step and made again; with an interpreter that only counts steps."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wheel: built from what the Dockerfile copies, unpacked elsewhere, and used from there."""
 
 from __future__ import annotations

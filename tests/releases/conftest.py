@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every release that has fixtures, with its own code."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the fixtures of this version: `make fixtures`, run by `make release VERSION= CUT=yes`.
 
     code.tar.xz     the code that reads them (sources.py)

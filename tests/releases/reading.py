@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this version reads in the files and texts of another: `python -m tests.releases.reading KIND PATH` prints it.
 
 A release keeps a copy of this file with its code, and so this is run by the code of every release. What is printed is

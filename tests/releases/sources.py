@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The code of a release, as much as a node runs of it and `reading` needs: packed beside its fixtures, and built again.
 
 A tag is not enough: a shallow clone has none, and a test that is skipped there says nothing. Packed is the Python of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An agent of a release and one of today on one node: upgrade, way back, by handing over and after a kill.
 
 The release's agent is its own code (conftest.py), so this is the upgrade of the day after, as a node sees it: the

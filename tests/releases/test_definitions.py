@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Definitions of our kinds: objects of every release under those of today, objects of today under a release's.
 
 Helm leaves definitions alone that were installed by hand, so an older one may be under newer roles for long; and after

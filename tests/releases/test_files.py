@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files and texts of every release: read by the code of today as by its own, and back.
 
 Upgrade: what a release has written means today what it meant. Way back: what today's code writes, and what it has made

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The names of every release are names today: people have them in files, dashboards, alerts and scripts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this version writes where another one reads it: state directories, quotas, texts, objects.
 
 The fixtures of a release are made by this, and the test of the way back has today's files made by it for a release's

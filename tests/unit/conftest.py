@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What unit tests of several parts of the agent stand on."""
 
 import logging

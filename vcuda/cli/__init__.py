@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command ``vcuda``: arguments in, exit code out; each subcommand is a module, found by its name in a table.
 
 Exit codes: 0 done, 1 what was asked failed, 2 a mistake in usage or configuration, 3 the machine lacks something (no

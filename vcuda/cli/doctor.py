@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``vcuda doctor``: prints the findings of ``vcuda.doctor``, one line each. Exit code 1 when a check failed."""
 
 from __future__ import annotations

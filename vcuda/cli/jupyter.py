@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``vcuda jupyter``: kernels of Jupyter, each under a quota of its own.
 
 ``vcuda run … -- jupyter lab`` is one quota for all its kernels. A kernel that is installed here is a ``vcuda run`` of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``vcuda limits``: shows the contents of a limits page."""
 
 from __future__ import annotations

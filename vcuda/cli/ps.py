@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``vcuda ps``: who uses how much of which GPU, as a table or as JSON.
 
 Shows the quota that this command itself runs under, the allocations of a node agent where they are readable, and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``vcuda run``: a command under a quota.
 
 Creates a quota directory, starts the command with the library preloaded, forwards signals, and exits with the

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages and services of the kubelet's APIs, generated from proto/ by `make proto`; do not edit the other files."""

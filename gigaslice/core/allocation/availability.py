@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of each GPU can be given out now, for whatever publishes it: a list of devices, an annotation, a slice. Pure."""
 
 from __future__ import annotations

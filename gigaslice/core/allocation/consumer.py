@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who uses an allocation, and what an API that hands allocations out says of them. Pure.
 
 An allocation is a share of some GPUs. Which API it was handed out by, and for how many containers, is its origin's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What lent host memory changes in the allocation table's arithmetic. Pure.
 
 A GPU with lent memory has more slices than fit it. Containers that may use host memory count on all of them, but only

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The start decision: whether the GPUs of a container have room for all it was promised. Pure.
 
 The kubelet frees devices by its own rules: after a forced deletion, or when it picks devices across GPUs at random, it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The allocation table of the node: every share of GPUs that was given out. Pure.
 
 An allocation says how much of which GPUs it has, and by its origin for whom. Nothing here depends on the API by which

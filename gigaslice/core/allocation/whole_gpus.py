@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole GPUs in the same allocation table as slices: which are free, and which a request gets. Pure.
 
 A GPU that is given out whole is an allocation like any other, with one slice of the size of the GPU. So placement,

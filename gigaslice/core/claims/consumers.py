@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which containers use a claim, which of its requests have one quota, and what cannot be. Pure.
 
 A container has one limits page and one ledger: they are mounted at fixed paths. So the requests that a container has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of devices and of their driver, as the API server and the kubelet have them. Pure.
 
 A device is named after the UUID of its GPU. So its name stays when GPUs are counted anew, and the order in which

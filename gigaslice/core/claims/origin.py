@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An allocation that a claim to devices was answered with: some requests of one ResourceClaim, for any consumers. Pure.
 
 The API server names the GPU and how much of it, so nothing is chosen here. The kubelet asks once for each claim, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters of a claim to devices: what a claim, or the class of its devices, says beyond count and capacity. Pure.
 
     config:

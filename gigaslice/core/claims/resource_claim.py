@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A ResourceClaim as the API server writes it, cut down to what a node does for it. Pure.
 
 What is read ends in directories, files and limits, so it is checked here, and what makes no sense is refused with a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The devices of a node as the API server publishes them (ResourceSlice): one for each GPU, to be shared. Pure.
 
 Equal arguments have equal documents, so that nothing is written where nothing has changed. A server refuses a slice as

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a container's resources and annotations say, as the spec of a ResourceClaimTemplate. Pure.
 
 A pod says "8 slices" in one line, and DRA takes claims. `container_claim` says what the line means, or in sentences

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Amounts in properties and selectors: "11441MiB", "10Gi", "10GiB", "875". Pure.
 
 Numbers, with an exponent or with a unit that means what it means everywhere else (`gigaslice.core.units`): K, Ki and

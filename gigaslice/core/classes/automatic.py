@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The classes that the controller makes from the GPUs that there are: one per model, and per size where it matters.
 
 Equal GPUs give equal classes in any order. A model with one memory size is one class; with several, each size is a

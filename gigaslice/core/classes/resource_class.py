@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A resource class: a name that pods ask for, and the GPUs that serve it. Pure.
 
 With a share, one unit of the class is that much memory and compute of one GPU; without, it is a whole GPU unless the

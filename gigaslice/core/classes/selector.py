@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selectors over the properties of a GPU: terms of conditions, in the grammar of node selectors. Pure.
 
 A selector is one disjunction of conjunctions, whatever way it was written: `matchLabels` is a condition `In` with one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much of an assignment counts: what its pod asks for, and no more. Pure.
 
 A ResourceQuota has counted what a pod requests, and an assignment is an annotation. The scheduler's own gives each

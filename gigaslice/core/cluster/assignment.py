@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which GPUs each container of a pod gets, as one annotation: written by the scheduler, executed by the agent.
 
 `{"trainer": [["GPU-6e1b…", 8], ["GPU-9f02…", 8, 30]]}`: per container the UUID, the slices and, where compute is

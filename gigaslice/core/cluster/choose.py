@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which GPUs each container of a pod gets on a node: what placement chooses, as long as all others still fit. Pure.
 
 Containers are served in the order of admission, each by `gigaslice.core.placement.place`, which the agents use too. Its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which GPUs of a node are of a class. Pure.
 
 Nodes of a kind have the same answer, so it is kept per kind, unless the class names a node or a GPU.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What there is in a cluster: nodes, pods, classes and reservations, and what of it counts on which GPU. Pure.
 
 Fed by those who watch the API server, in any order: a pod may come before its node. What the API server shows is the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which pods would have to move so that a whole GPU, or two near ones, become free. Only reported, never done. Pure.
 
 Free memory that lies in parts on many GPUs serves no pod that asks for a whole one. To free a GPU all its pods must go

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a pod asks for of GPUs, all of its containers together, as one value; or the sentence of what to write instead.
 
 A container counts slices, whole GPUs or units of classes. Annotations say how the slices are to be had, with the

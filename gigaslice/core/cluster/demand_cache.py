@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The answers for one demand on all nodes, kept until a node changes. Pure.
 
 Pods come in rows of one template and a decision changes one node, so almost everything that a filter or a ranking needs

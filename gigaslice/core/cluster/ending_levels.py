@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What pods that end give back of a GPU, and what that leaves of it at which price. Pure.
 
 A price is pods first, then slices. Which of these are tried together is decided by `ending_pods`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which pods would have to end so that a pod fits on a node: as few as possible, and of those the smallest. Pure.
 
 Most pods have part of one GPU and nothing else. Of these only the cheapest sets matter that leave one amount or another

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pod on one kind of node: whether it fits into what a node has left, and how that node ranks. Pure.
 
 What does not depend on the single node is worked out once here. What depends on its room alone is remembered, so nodes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPUs of a node without their names, and what is left on them: what a decision depends on. Pure.
 
 A cluster has thousands of nodes and a handful of kinds of them. GPUs are numbers here, by index, so that what has been

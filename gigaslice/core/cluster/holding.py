@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What counts as taken of a node's GPUs: one value per share, whatever it was given out for. Pure.
 
 A pod that asks for GPUs by itself is one holding (see `pod_holdings`). One that several pods share counts once, and is

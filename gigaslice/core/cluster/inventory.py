@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a node has, as one annotation of its Node object: GPUs, links, health, what is free. One writer, its agent.
 
 The text changes only when the node does: it holds no time, no temperature and no use of memory. An agent of another

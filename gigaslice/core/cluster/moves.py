@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans that free GPUs (`gigaslice.core.cluster.defragment`), from the cluster's state. Pure.
 
 A pod may be moved if something makes it again, it is not ending, and it does not carry the cluster autoscaler's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The names under which the cluster's parts meet: annotations, resources, API kinds."""
 
 GROUP = "gigaslice.io"

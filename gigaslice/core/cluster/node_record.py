@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One node as the cluster's state keeps it: its GPUs, and what the pods on it leave of them. Pure.
 
 The room is counted anew from everything that holds GPUs here whenever any of it changes; nothing is added up over time,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the nodes of a cluster count in, by their inventories: for those who read a cluster and were not told. Pure.
 
 Agents may give their resources other names, and slices another size. A cluster has one set of both; where nodes differ,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a pod holds of GPUs, from its assignment: the most that its containers have at a time, per GPU. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which pods would have to go so that a more important one fits on a node, and no pod more than that. Pure.
 
 kube-scheduler counts slices of a node and evicts until the count fits; the GPUs that it frees so may be the wrong ones.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pod's demand on one kind of node: which GPUs each of its containers may have, and how much of each. Pure.
 
 Every way of asking comes out as blocks of units. A block is one container; a unit is an amount of one GPU, and all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of the nodes that a pod fits on comes first: the keys of the Gaia algorithms, compared between nodes. Pure.
 
 The smallest key is the best. One GPU: a GPU in use before one that would have to be opened, then the closest remainder,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why a pod gets no GPUs: of a node as one of a few fixed sentences, for `explain` with all details. Pure.
 
 kube-scheduler puts the sentence into the pod's condition and adds equal ones up over the nodes. A sentence that changed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a pod fits on a node as it is now, and if not, the first reason that holds. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why a pod does not fit on a node, GPU by GPU, and what would help: for people. Pure."""
 
 from __future__ import annotations

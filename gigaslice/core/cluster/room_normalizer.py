@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rooms that are the same to a pod, as one room: thousands of nodes that all differ share a few searches. Pure.
 
 Whether a pod fits does not depend on which of several like GPUs has what left. Of a GPU in use only the largest sum of

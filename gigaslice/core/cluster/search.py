@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether all containers of a pod fit on a node together, exactly: one assignment is found if there is any. Pure.
 
 A depth-first search over the units of each container. GPUs that no unit tells apart and that have the same left are

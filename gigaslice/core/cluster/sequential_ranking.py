@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rank of a node for a pod of simple containers, placed one after the other without a search. Pure.
 
 Thousands of nodes are ranked when a shape of request is seen for the first time. A search and a placement for each of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole cluster in memory, and what follows from it: which node and GPUs a pod gets, or why none. Pure.
 
 Every answer depends on the present content alone, never on the way there, so another process that has seen the same

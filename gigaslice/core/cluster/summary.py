@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the cluster's state tells about itself: who is on which GPU, and how much of a class there is. Values only."""
 
 from __future__ import annotations

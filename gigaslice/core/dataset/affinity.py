@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How well a node suits a pod for the datasets that it has. Pure; a preference, never a filter.
 
 Two rules. `paper_score` is the published one (Inspur, Computer Systems & Applications 31(9), section 3.3): as many

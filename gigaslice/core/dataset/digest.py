@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """BLAKE3, the one digest of datasets: of listings, keys, images and their parts. The only module that imports it.
 
 4 GiB/s on one core without any instruction of its own: a fetch is hashed while it is written, for 0.25 CPU seconds a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a server is, parsed strictly: text that two parsers could take for two servers is refused. Pure.
 
 What is checked and what is connected to are read by different programs: this one, obstore's and rclone's. They differ

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The errors of datasets, a branch of the tree in gigaslice/core/errors.py. Every text is one line without any secret.
 
 DatasetError                what concerns a dataset, its source or its copy on a node

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which datasets of a node's cache are deleted to make room for a new one. Pure.
 
 Datasets are deleted only when a new one needs the room, never in use, and the least recently used first. A new one of N

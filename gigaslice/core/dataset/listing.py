@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a dataset consists of: every path with its kind, size and version, checked, in one canonical order.
 
 An image is laid out from a listing before any byte of it arrives, and its digest is half of a dataset's key. So equal

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The API objects of datasets as values: `Dataset`, which a user writes, and `DatasetNode`, which a node writes. Pure.
 
 A Dataset gives a source a name in a namespace, so that pods need not repeat it. A DatasetNode says what the cache of a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The manifest of a pack: which image and listing belong together, and digests of both and of the image's ranges. Pure.
 
 A pack is a directory or a prefix of a bucket that holds the image of a dataset, its listing, and `dataset.json`, which

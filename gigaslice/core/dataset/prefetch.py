@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which nodes a dataset is fetched to ahead of its pods, and the pod that has it fetched on one of them. Pure.
 
 A pod that mounts the dataset and ends at once is all that a prefetch is. The kubelet hands over the Secret that the pod

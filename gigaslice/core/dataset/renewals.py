@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which DatasetNodes are kept up to date. Pure: time is an argument.
 
 A dataset service writes the time into its object every few minutes. When it is switched off and its node stays, nothing

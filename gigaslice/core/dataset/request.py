@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one volume asks for, read from its attributes. Pure.
 
 The attributes are what a user writes under `volumeAttributes`. A name that there is none of is refused with the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a dataset comes from: one text such as "s3://bucket/prefix", parsed and normalised.
 
 Two requests share a copy on a node only if their sources are the same, which is decided by `canonical`: equal sources

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Device ids as the kubelet sees them: "<GPU uuid>/<n>", one per slice.
 
 The uuid lets an id outlive restarts and says which NUMA node it is near; it does not bind a slice to that

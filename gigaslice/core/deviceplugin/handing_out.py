@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What becomes of earlier holders when the kubelet hands device IDs out again, or shows them as free. Pure.
 
 An allocation that may be of an init container of the same pod lends its device IDs. Of the others those that are known

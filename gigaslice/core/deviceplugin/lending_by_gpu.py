@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of its device IDs an init container lends, where the GPUs of the borrower are not those of their names. Pure.
 
 An init container lends the device IDs that the kubelet hands to a later container of its pod, and what they stand for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the containers of the allocations still live, by all evidence together. Pure.
 
 The kubelet does not report that a pod has ended; it only stops listing it. It also stops listing pods that live: after

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An allocation that the kubelet's device-plugin API was answered with: one container, named by device IDs. Pure.
 
 The kubelet speaks in device IDs and this agent places slices itself, so an allocation says for each GPU which device

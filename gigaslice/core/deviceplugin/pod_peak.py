@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What init containers count for beside the other containers of their pod: what the pod has at most at a time. Pure.
 
 Of each GPU a pod has the larger of two: what its main containers have together, and what one of its init containers

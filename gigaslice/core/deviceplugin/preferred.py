@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which device IDs to prefer, so that the kubelet's records agree with where placement will put the slices.
 
 The kubelet's choice does not bind placement, since the kubelet only counts device IDs. But as long as it takes the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the allocation table should hold, given what the kubelet lists, which processes live and which directories
 exist.
 

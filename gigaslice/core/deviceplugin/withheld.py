@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Free device IDs that no container can get, since the kubelet counts device IDs and the GPUs count bytes. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From names of cgroups, and from the text of /proc/<pid>/cgroup, to pod and container. Pure.
 
 Paths as containerd, CRI-O and Docker write them under both drivers of the kubelet, in both versions of cgroups:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods as the API server writes them, to values. Pure.
 
 A pod's document is some ten kilobytes of which a few dozen bytes matter; the outlines here name them, for readers that

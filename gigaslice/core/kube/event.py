@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events as documents, and which of many repetitions are worth one. Pure: the time is an argument.
 
 The agent reports on pods of its node, the cluster's roles on any object; both write core/v1 Events, which every

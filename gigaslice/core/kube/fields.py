@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fields of JSON documents that others wrote, each of the type that it should have. Pure.
 
 A field that is missing or of another type reads as an empty one: a status or a label that cannot be understood must not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON that others wrote, as values that every part of the program can use. Pure.
 
 Python's decoder takes more than JSON is: NaN, numbers without end, halves of surrogate pairs, which no encoding takes

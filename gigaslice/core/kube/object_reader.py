@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON objects out of an answer of any length, read as its bytes come. Pure.
 
 An object of the API server is some ten kilobytes of which a few dozen bytes matter, and a hostile answer is megabytes

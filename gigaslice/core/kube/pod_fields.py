@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fields of a pod's document, each of the type that the API server sends; another type is refused. Pure.
 
 Both readers of pods stand on this: `gigaslice.core.kube.decode`, whose pods are the API server's, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quantities as Kubernetes writes them (resource.Quantity), as whole numbers. Pure.
 
 The grammar is that of k8s.io/apimachinery: a decimal number with a sign and a fraction, then one suffix: binary (Ki to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every reason of an event on a pod, as one table: what `kubectl describe pod` shows, and docs/operations.md.
 
 Reasons are CamelCase and name what happened, as the kubelet's do. They have no prefix: the event's component says who

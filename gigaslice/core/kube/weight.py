@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What values take of memory, for those who bound what they keep of what others wrote. Pure."""
 
 from __future__ import annotations

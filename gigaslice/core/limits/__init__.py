@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits of running containers: memory, compute time and time slices, as arithmetic. Pure."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much of a GPU's time each container may use now, and what it gets back for the time that neighbours had.
 
 Each container limits itself: it is charged the time that its work is under way. Two things show only where all

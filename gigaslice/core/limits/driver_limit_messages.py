@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the node agent asks of `gigaslice driver-limits`, and what that answers, as values. Pure.
 
 One object a line, as `gigaslice.runtime.local_protocol` has it. A request is decoded from what stands at "support",

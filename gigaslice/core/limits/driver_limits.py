@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which limits the NVIDIA driver is to keep for the cgroups of pods. Pure.
 
 From branch 615 on the driver bounds the device memory of a cgroup itself, whatever program takes it. The library bounds

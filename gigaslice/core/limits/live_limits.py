@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits of running containers: what each may use now, whether a change fits, and what the kubelet must not give out.
 
 The allocation table has what a container was promised. What its limits page says follows from the table and from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which container may use a GPU now, where containers have more managed memory in use than the GPU can hold.
 
 Managed pages of a container that runs push out those of another. When each then needs its own again, the bus carries

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values: GPUs, their links, requests, placements and the state of a node. No decisions and no I/O.
 
 Everything here is frozen; the decisions over these values are in `gigaslice.core.placement`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who looks after annotations that take more than a ResourceQuota has counted: the cluster's policy, or nobody.
 
 No role can see whether the policy is there, so a setting says it, and without it such a text is a mistake.

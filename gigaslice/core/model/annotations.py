@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options as a pod's annotations say them.
 
 A name with ".<container>" after it is for that container and wins. The names that users of HAMi and vgpu-manager know

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An inline CSI volume of a pod: which driver provides it, with which attributes, to which containers.
 
 Inline volumes are made for one pod and vanish with it. Volumes behind claims are not shown: what they hold is decided

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables of a container's environment that a pod with GPUs of ours may not have. Pure.
 
 NVIDIA's container runtime sets limits of the driver on the container's cgroup from them. The request keeps memory from

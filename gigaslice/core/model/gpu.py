@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One GPU, and the size of its slices.
 
 A value: what a scan of the node found, fixed until the next scan. Which container holds how many slices is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Host memory that a node lends to its GPUs, so that they have more slices than fit their own memory.
 
 Which GPU gets how much is decided once per GPU, by a rule that makes the most slices of it: what completes a slice

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The text of `nvidia-smi topo -m` to a Topology: what people paste into reports, inventories and tests.
 
 The text shows one word per pair, so an NVLink count hides the PCIe level; it is then read off the affinity

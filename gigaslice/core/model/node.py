@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of one node: its GPUs, how they are joined, and what is taken of them.
 
 `NodeState` is a value. Taking and releasing return a new one, so a decision can try "what if" without an undo, and a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a container asks of its GPU slices beside their number, as one value, with every mistake as a sentence.
 
 The count of slices is a request's; options say how they are to be had: on how many GPUs, of which kind, alone,

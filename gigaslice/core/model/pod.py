@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pod of a node as the API server describes it: its names, its annotations, and what it asks for.
 
 A value, cut down to what decisions need. `gigaslice.core.kube.decode` makes it from the API server's JSON.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a container asks of the GPUs, and the two answers it can get: a placement, or a reason.
 
 Requests come from people, so nothing is checked on construction: `gigaslice.core.placement.place` answers a

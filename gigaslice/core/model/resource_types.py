@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """By which resource the slices of a GPU are requested: one for all GPUs, or one for each type. Pure.
 
 A GPU's type follows from its model alone, so every node gives GPUs of one model the same name, and each GPU counts

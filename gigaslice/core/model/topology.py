@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the GPUs of a node are joined: one link level and one NVLink count for every pair.
 
 Built from what NVML answers pair by pair. Drivers answer with errors and contradictions, so `Topology.build`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decisions: which GPUs a request gets, and what it waits for. Pure functions over values.
 
 No I/O, no clock, no chance: equal inputs give equal answers, so two processes agree and a replay gives the

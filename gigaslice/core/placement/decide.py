@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a request goes: the way into this package for every request.
 
 Requests that the Gaia paper has go to `dispatch`, or to `waiting` where there is no room. Two kinds that it has not

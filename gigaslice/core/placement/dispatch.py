@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Algorithm 1 of the Gaia Scheduler paper: from a request to the algorithm that places it, or to a reason.
 
 Reasons are looked for in a fixed order, so the same request always gets the same one: senseless; no GPU, or none of

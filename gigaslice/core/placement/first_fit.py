@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An order of GPUs in which the first that fits is the choice of placement: for schedulers of others. Pure.
 
 Exact for what a fragment has room for, and for whole GPUs. Under `gaia` a whole GPU that is opened for a part of it is

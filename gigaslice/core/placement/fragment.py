@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Part of one GPU (Gaia Scheduler, Algorithm 2): fill broken GPUs first, open a whole one last.
 
 The paper's text says a fragment must have "greater" remaining resources, its line 3 says m <= Resources;

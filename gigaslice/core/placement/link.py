@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several whole GPUs (Gaia Scheduler, Algorithm 4, repaired): the set with the best links.
 
 The printed algorithm never ends its climb, adds nothing to its result, misses requests that only the root can

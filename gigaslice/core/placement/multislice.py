@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same part of several GPUs (Inspur scheduler, figure 7: four slices of 8 GB, one on each of four GPUs).
 
 The papers leave open which GPUs. Fragments come first, Gaia's stated aim, so that whole GPUs stay for Link. The policy

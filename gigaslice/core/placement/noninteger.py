@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two and a half GPUs as two whole ones and half of a third: the requests that say "whole GPUs first".
 
 The Gaia paper leaves numbers such as 2.5 to future work because unequal GPUs cannot compute in parallel. By default a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a container can be beside the others of its pod (`same-gpu`, `exclusive`), and when it never can. Pure.
 
 A pod that only its own end could make room for gets a refusal at once: it would wait for itself.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores of GPU pairs and the best-effort choice over them (table 3 of the Inspur paper; NVIDIA's allocator).
 
 Best-effort is not greedy: it divides all available GPUs into sets of the given size, looks for the division

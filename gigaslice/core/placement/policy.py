@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of placement policies: for each, how one GPU is chosen and how several are.
 
 `gaia` follows the paper. The others are what people know from elsewhere: `best-effort` (NVIDIA's allocator)

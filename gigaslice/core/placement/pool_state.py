@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is left on the GPUs of each pool, laid out for decisions: the usage half of the Gaia tree (III-B).
 
 A GPU is WHOLE without holders, a FRAGMENT with holders and slices left, FULL with none left. An unhealthy GPU

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exactly one whole GPU (Gaia Scheduler, Algorithm 3): take it from where good pairs are already broken.
 
 The paper compares "the cousin" of a GPU in a binary tree. Parents here can be wide (NVSwitch) and a sibling

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a request means in a pool whose GPUs have a given number of slices, and when it means nothing at all.
 
 Every way of giving a size comes out as one `Need`: so many GPUs, so many slices on each.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cheapest set of several GPUs, exactly and fast: what Link and multi-slice requests both come down to.
 
 The order is lexicographic: extra weight before the links, worst link (a collective runs at its slowest), sum

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The resource-access-cost tree of one pool (Gaia Scheduler paper, III-B), built from the pair matrix.
 
 Everything here is static: costs come from topology alone, never from what is in use, so one tree serves every

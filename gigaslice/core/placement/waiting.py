@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a request should wait when there is no room now: the GPUs that need the least to be given back.
 
 The kubelet hands out device IDs by count alone, so a container can be admitted before its neighbours' memory

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One document of a manifest: the pods in it, wherever they stand, quotas, and names of others anywhere else. Pure.
 
 A pod is what has `spec.containers`, be it the document or something in it: templates of Deployments and Jobs, of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edits of a document and notes for its author, as values; and what a document is after them. Pure.
 
 A path names a place in a document: keys of mappings and positions in lists, from the root. Whoever has the document as

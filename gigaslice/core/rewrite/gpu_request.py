@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one container asks for by another project's names, and the request of ours that comes nearest. Pure.
 
 A number that is not sure to mean the same is said in a note; one that depends on what only the cluster's operator knows

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The text of a manifest, rewritten: the one entry to this package. Pure."""
 
 from __future__ import annotations

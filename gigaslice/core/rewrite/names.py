@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The names by which other projects' pods ask for GPUs, and what each becomes. One table; the pages have it, too.
 
 The names and what they mean were read in the projects' sources and documentation: HAMi 4707fb02 (pkg/device/nvidia,

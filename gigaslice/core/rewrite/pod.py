@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One pod, or the template of one, from other projects' names to ours: as a whole, or not at all. Pure.
 
 Half a pod would be served by nobody: HAMi's webhook takes every pod with one of its names. So where something is left

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What becomes of variables in a container's environment that other projects' libraries read. Pure."""
 
 from __future__ import annotations

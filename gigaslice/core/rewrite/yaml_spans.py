@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which characters of a text of YAML an edit exchanges, by the places that the parser gave its nodes. Pure.
 
 Block style goes by lines: an entry that goes takes its lines and what stands behind it on them. Flow style, and so

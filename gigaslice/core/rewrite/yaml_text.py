@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A text of YAML or JSON documents, edited in place: what is not changed stays as it was written, byte for byte. Pure.
 
 The parser (PyYAML) says where every key and value stands, and only those characters are exchanged. To write the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long ago something was, in the way of kubectl: "12 s", "5 min", "3 h", "4 days". Pure."""
 
 from __future__ import annotations

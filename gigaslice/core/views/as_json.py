@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The picture of a cluster for programs: plain values under names in the way of the Kubernetes API. Pure."""
 
 from __future__ import annotations

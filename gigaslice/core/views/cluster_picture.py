@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster as it is shown: nodes with their GPUs, what pods hold, which pods wait, what classes there are.
 
 Values between whatever follows the cluster and what is printed, drawn or served. Everything that needs the placement

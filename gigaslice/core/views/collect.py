@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster's state as a picture of it: what tables, drawings and the page show. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why a pod has no GPUs, or which it has: for people, node by node and GPU by GPU, with what would help. Pure.
 
 Hundreds of nodes give the same reason, so equal ones are one line; and of thousands of nodes only those that come

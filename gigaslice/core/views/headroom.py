@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What could still be placed, in one sentence: the first thing to know of a cluster. Pure.
 
 A percentage of free memory says nothing on a full cluster: what matters is whether a whole GPU is left, and how large a

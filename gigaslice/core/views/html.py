@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pieces of HTML that the parts of the page share: escaped text, tables with a caption and headings, swatches. Pure."""
 
 from __future__ import annotations

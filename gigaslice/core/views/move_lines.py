@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans that free GPUs, as sentences that say what to type. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one line says of nodes that are alike to a pod: "node-a: 6 + 6 GiB free, 8 wanted on one GPU". Pure."""
 
 from __future__ import annotations

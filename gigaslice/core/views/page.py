@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The web page of the cluster: one document, made anew for every request, that only shows.
 
 It works without its program: the filter is then a form, and every explanation can be opened by keyboard. The program

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The style sheet and the program of the web page, and the headers that let a browser run these two and nothing else.
 
 Both stand in the page itself, so there is nothing to load. The policy names them by their hash: a name of a pod that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page's nodes: a card for each, whose GPUs flow into as many rows as the window needs, and a legend. Pure.
 
 Near GPUs stand in a frame with the name of their link. A list of boxes wraps where a drawing of the whole node would

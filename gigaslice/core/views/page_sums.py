@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page's first part: the numbers of the whole cluster, its bar, and what the bar's colours mean. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page's tables: pods that wait, who holds what, classes. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What would get a waiting pod its GPUs: each answer has been tried on the cluster's state. Pure."""
 
 from __future__ import annotations

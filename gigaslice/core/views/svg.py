@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster as a picture: a panel for each node, a box for each GPU, its slices coloured by the pods that hold them.
 
 Equal clusters give equal pictures. A namespace has one hue wherever and whenever it is drawn, and its pods differ in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who holds how much: GPU memory added up by pod and by namespace, the largest first."""
 
 from __future__ import annotations

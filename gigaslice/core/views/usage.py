@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What pods use of the GPUs of one node, read from the text of its agent's metrics. Pure.
 
 Three metrics are read: the two that count against a container's limit, and what NVML shows for its processes, which is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a pod asks for, in words: "8 GiB of GPU memory", "2 GPUs of class nvidia.h100". Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What pods use of their GPUs, asked from the agents' metrics for the page, and only while somebody looks at it.
 
 No object of the API server has the use of memory, which changes all the time (docs/adr/0083). The agents have it as

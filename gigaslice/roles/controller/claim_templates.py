@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps the templates of claims that the webhook has made: makes a missing one again, and deletes what nobody names.
 
 A pod names its templates and says in short what they are (`gigaslice.core.claims.templates`). So a template that is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Automatic ResourceClasses and the status of all of them. Pure.
 
 A class per type of GPU that the cluster has is made without a user writing it. It carries a label by which the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Follows the API server's nodes, pods, classes and GPU objects, and keeps the cluster's state by them.
 
 Every replica follows all of it, so that one that takes over begins with what is there. Callers are told which node,

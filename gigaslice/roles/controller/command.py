@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice controller`: runs the cluster's controller."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The status of every Dataset: which nodes have it, who uses it, or why it is invalid.
 
 Nodes say what their caches have in one DatasetNode each; a Dataset's status is their sum, written by the leader when it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ExtendedResource objects of a node, one per GPU, from its inventory and from what pods hold. Pure.
 
 An object is deleted when its GPU goes. While pods still hold the GPU it stays, with the phase Lost, and so it does

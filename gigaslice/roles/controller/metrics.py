@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every metric of the controller in one table.
 
 Values of the cluster are those of the present state, collected at each scrape, and every replica has them. Sum over

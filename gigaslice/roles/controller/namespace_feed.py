@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Follows the namespaces' labels and the quotas in them: what admission needs to know of a namespace.
 
 Every replica follows both, since every replica serves the webhook. Of a Namespace a few labels are kept, of the quotas

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What to write so that the API server has the objects that it should: desired against stored objects. Pure.
 
 Only what the controller sets itself is compared and written: labels, annotations and fields of others stay. Every

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reconciles the API's objects with the cluster, in the leader: a pass over a node's GPU objects, a pass over a class.
 
 A pass reads what is known now, plans, and sends its writes one after another. It may be cut off between any two: the

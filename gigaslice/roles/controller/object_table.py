@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stored objects of one kind: as the watch shows them and as the answers to our own writes do, whichever is newer.
 
 A cluster of 5,000 nodes has 40,000 objects of GPUs. Each is kept as a few hundred bytes of JSON, and read again only

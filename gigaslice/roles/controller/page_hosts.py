@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Under which names the web page answers: those that nobody else can give to the page's address.
 
 A page of another site may have its name resolve to the address at which the administrator's browser reaches this page,

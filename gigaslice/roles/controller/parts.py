@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of a controller, built and connected, by the names under which they run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When an event about a waiting pod, or about a node, is to be sent. Pure; the time is an argument.
 
 A text is sent when it is new. In a busy cluster the reason why a pod waits can change with every pod that comes and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The controller: follows the cluster, keeps its objects, tells pods why they wait, serves admission and the web page.
 
 Every replica follows and serves; only the leader writes. Nothing is kept but what the API server has, so a replica may

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods that ask for GPUs and do not get them: which they are, why, and what they are told by an event. No I/O.
 
 What a pod is told has no numbers that change from one moment to the next, and is told again only when it has changed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The read-only web page over HTTP: one page, made by `gigaslice.core.views.page`, for an aiohttp application.
 
 It is made again when the cluster has changed, or after half a minute for the ages in it, and at most once in a few

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys to work on: each once at a time, however often it is added, again after a failure, and not too many a second.
 
 A burst of changes to one key is gathered into one pass over it. Workers never work on the same key at the same time, so

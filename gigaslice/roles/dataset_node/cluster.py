@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the service asks of the API server: one pod at a time, and events on it. No watch: an idle service asks nothing.
 
 Imported only where there is access: the HTTP client is a third of the service's memory.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice dataset`: the dataset service of a node, and what else has to do with datasets as subcommands.
 
 A subcommand is a module, as a command is; only the one that was asked for does more than add its arguments.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `gigaslice dataset ps`, `evict` and `wait` ask of the service of this node, over sockets.
 
 Two sockets, since they have different callers: control.sock in the state directory, for root of the node; and wait.sock

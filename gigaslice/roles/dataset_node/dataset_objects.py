@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Dataset objects that pods name, read one at a time when a pod asks: an idle service watches nothing.
 
 What a pod may not name is answered as what is not there: a name tells nothing about other namespaces.

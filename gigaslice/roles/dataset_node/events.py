@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every reason of an event that the dataset service reports on a pod, as one table. Values only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every metric of the service in one table. Everything is read from the present state at each scrape."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the service does to its machine and reads from the network, as one value that tests replace.
 
 The libraries of storage systems are loaded when the first source of their kind is opened: an idle service has none.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tells the cluster what the cache of this node has: one DatasetNode object, written when it has changed.
 
 At most once in five seconds, and while something is fetched once in thirty: the scheduler needs to know that a fetch

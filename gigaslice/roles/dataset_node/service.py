@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The role `gigaslice dataset`: the store, tasks, the CSI driver, the start gate and the commands of one node.
 
 Nothing is decided here. The event loop carries calls and answers only; what blocks (disk, mounts, sources) is done in

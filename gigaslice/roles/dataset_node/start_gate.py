@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The start gate: tells the GPU agent of this node whether the datasets of a pod are there.
 
 An agent that keeps a connection open, and has said which resources it guards, makes early publishing possible: no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes what is in an image into a directory: the form of a dataset for kernels that have no EROFS.
 
 A fetch always makes an image, so resuming, hashing and packs are the same everywhere; only a kernel without EROFS pays

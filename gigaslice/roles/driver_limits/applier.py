@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the driver's limits of cgroups what they are asked to be, and tells what they are afterwards.
 
 Each pass begins with what the driver says and remembers nothing, so it mends whatever an earlier one has left, wherever

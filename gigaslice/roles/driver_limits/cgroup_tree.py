@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node's cgroups: where pods' are, and whether a limit of the driver can bind there. Reads only.
 
 A pod's cgroup is found by the UID in its name, by walking, and never built: kubelets put pods below any --cgroup-root,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice driver-limits`: runs the role that sets the driver's own memory limits for the node agent."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One thread for all calls of the driver, and a time limit for who waits for it.
 
 A call that hangs in the driver never returns. Then the thread is lost with it, every request is refused in one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the role needs of the driver, as an interface.
 
 `nvml` has the real one, tests have one with the rules of each backend (tests/fakes/memory_limits.py).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver's memory limits through NVML: this role's only door to `pynvml`.
 
 NVML stays open between requests. A driver that was reloaded answers an open NVML with errors for good, so it is opened

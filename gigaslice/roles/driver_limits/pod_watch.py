@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which pods have a cgroup, and who waits for that to change.
 
 inotify tells of new and of deleted directories within milliseconds. It watches the directories that hold pods' cgroups

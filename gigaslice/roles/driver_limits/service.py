@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The role `gigaslice driver-limits`: answers the node agent on one socket.
 
 It is a container of its own because setting a limit takes CAP_SYS_ADMIN, and the agent is not to have that. So it has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The settings of `gigaslice driver-limits`: one field is one setting, with its flag, default and help."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the driver's limits can be had on this node: by evidence, which ends with a limit that is set and read back.
 
 The cgroup that is tried is that of this process's own pod, whose limit becomes all of every GPU: it bounds nothing.

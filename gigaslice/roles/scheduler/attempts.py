@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What became of each pod between its scoring and the moment in which the watch shows it bound. Pure.
 
     PROVISIONAL  scored; its GPUs are kept for some seconds on the node that our score makes the winner

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes bindings: one request per pod, which carries the node, the GPUs and the pod's UID.
 
 A pod has one binding at a time, however often kube-scheduler sends it (1.20 sends a second one while the first runs):

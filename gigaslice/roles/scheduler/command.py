@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice scheduler`: runs the extender of a kube-scheduler."""
 
 from __future__ import annotations

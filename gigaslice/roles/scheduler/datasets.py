@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which nodes have the datasets that a pod asks for, from the objects of the API. Pure: time is an argument.
 
 A pod names a Dataset object or a source; a node says what its cache has by canonical source and listing digest, and by

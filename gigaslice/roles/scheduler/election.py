@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of several services decides: the one whose kube-scheduler calls it, alone, by a lease.
 
 kube-schedulers elect a leader among themselves, but a service cannot see that, and theirs does not bind the services: a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the service answers over HTTP: the four verbs of an extender, two probes, metrics.
 
 All but a binding and the metrics are answered at once, from memory.

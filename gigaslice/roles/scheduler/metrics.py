@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The service's metrics: durations and refusals are counted as they happen, everything else is read at each scrape."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node that was named for each pod, and nodes that were named in vain. Pure.
 
 A pod whose node was named and that comes to be filtered again without a binding between has failed there for a reason

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs kept for pods for which kube-scheduler has evicted others. Pure.
 
 Such a pod waits until its victims have ended, and is then tried again. Its node stands in its status meanwhile

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the service answers to kube-scheduler, decided in memory. Pure: no call of the API server, time is an argument.
 
 The scheduler's cycle is serial, its bindings are not: between the filter of a pod and its binding come the filters of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a condition into a pod's status: a write that kube-scheduler sees, and that changes nothing else."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words that kube-scheduler and an extender exchange, as values: extender/v1, versions 1.20 to today.
 
 Field names are those of Go, capitalised. A scheduler with nodeCacheCapable sends the names of nodes, another one whole

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The role `gigaslice scheduler`: informers feed the state, kube-scheduler is answered from it, bindings are written.
 
 Until all nodes, pods and classes have been seen, and whenever no watch has run for a minute, kube-scheduler gets 503

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods that were refused, and which of them kube-scheduler should try again. Pure.
 
 kube-scheduler tries a refused pod again when an event may have made room. The same event reaches us by another watch,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pod as admission sees it: what of its document admission decides by, each part of its own type. Pure.
 
 Admission sees pods before they have a UID, and often before they have a name, so these are not the pods that

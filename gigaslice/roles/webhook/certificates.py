@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The webhook's certificates: how they are issued, checked and renewed. `rotation` stores and serves them. No I/O.
 
 A certification authority of our own signs the serving certificate, and the API server trusts it through the caBundle of

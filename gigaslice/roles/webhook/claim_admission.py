@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods whose GPUs are claimed: asks what holds in their namespace, and has templates made before the pod is answered.
 
 A template is made before the answer, because Kubernetes makes a pod's claims as soon as there is the pod. What was seen

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Claims in place of a pod's resources: which templates they are made from, and the JSON Patch that writes them. Pure.
 
 A container that asks by one line gets a claim of its own. An init container runs while no other does, so it shares the

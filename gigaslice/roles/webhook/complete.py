@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a request of one line leaves out, as a JSON Patch: the raw unit beside a class, and the scheduler's name. Pure.
 
 Nothing that the pod says is changed: a container with a raw unit of its own keeps it, and a pod that chose a scheduler

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What admission decides by: the classes, what the nodes have, and the names that are in use. Pure.
 
 Made anew by the controller when classes or inventories change, and handed out unchanged until then: what is derived

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mistakes in a pod that asks for resources of ours, each as a sentence that says what to write instead. Pure.
 
 Only what no cluster state could mend is a mistake; the rest is the scheduler's to answer, since a class and a node may

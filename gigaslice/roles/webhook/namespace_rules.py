@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What holds in a namespace: which of the two APIs its pods get GPUs by, and what forbids that they get them. Pure.
 
 A label of the Namespace says it, and the controller's setting where there is no label. A label that says neither is a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AdmissionReview of admission.k8s.io/v1: a question about one pod in, the answer out. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps the webhook's certificates: in a Secret, in the webhook configurations' caBundle, and in the serving context.
 
 Every replica does the same. The Secret's resourceVersion decides which of several is first, and the others take what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two endpoints that the API server posts pods to, for an aiohttp application of the controller.
 
 A question is answered from memory, without a call to anything else, but for pods with claims (`claim_admission`).

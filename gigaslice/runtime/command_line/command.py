@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A command is a module: what it offers, how a table of such modules becomes commands of a parser, and exit codes.
 
 Only the command that was asked for is imported, and its `run` imports what does the work: a role is half a thousand

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice completion`, `vcuda completion`: prints a script that completes the command in a shell."""
 
 from __future__ import annotations

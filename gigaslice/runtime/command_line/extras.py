@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a command needs beyond `pip install .`: which extra has a package, and the line that installs it.
 
 Nothing of ours is in a package index, so the line names a checkout and never a name that somebody else may have taken.

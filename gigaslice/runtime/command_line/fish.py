@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Completion for fish, made from a command's own parser: one `complete` line for each word that may be written."""
 
 from __future__ import annotations

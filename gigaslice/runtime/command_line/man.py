@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice man`, `vcuda man`: prints the manual page of all commands."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Manual pages and shell completion, made from a command's own argparse parser: what --help says, in two other forms.
 
 Made on demand (`gigaslice man`, `vcuda completion bash`), so neither can differ from the program that is

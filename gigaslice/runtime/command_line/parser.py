@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parser of both commands: argparse, with mistakes in one line that names what may have been meant."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--watch`: what a command shows, shown again and again until it is interrupted.
 
 On a terminal a picture that is drawn over, without a flicker, on a screen of its own; else one after the other. Once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make demo-cluster`: three nodes of different GPUs, the cluster's parts, and pods that come and go.
 
 The agents, the scheduler and the controller are the programs themselves, each in a process of its own. Kubelets, driver

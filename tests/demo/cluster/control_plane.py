@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the demo needs of a control plane, whichever it is: the tests' stand-ins (stand_ins) or a real one (real).
 
 The rest of the demo speaks to the API server over HTTP (objects) and does not know which one it is.

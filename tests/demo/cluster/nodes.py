@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One node of the cluster: simulated GPUs, the kubelet stand-in, the real node agent, and the dataset service."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The API server's objects, as the demo follows and changes them: over HTTP, with an administrator's credentials.
 
 Nothing here depends on which control plane it is.

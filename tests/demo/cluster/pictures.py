@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make pictures`: the documentation's pictures of the web page, of the demo's cluster, in light and dark.
 
 They are taken while a pod waits and the controller has found a move, which it looks for once a minute.

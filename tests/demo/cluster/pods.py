@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pod's way through the cluster: admission, the scheduler, its node, a program that uses memory, and the end.
 
 The demo is the controller of these pods: each belongs to a Job that is managed by the demo (spec.managedBy), so that a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler's service, the controller with the webhook, and commands, each a process of its own."""
 
 from __future__ import annotations

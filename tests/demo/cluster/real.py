@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real control plane on loopback: etcd, kube-apiserver, kube-scheduler, where it is there kube-controller-manager.
 
 All of the chart but its workloads is in it: definitions, accounts with their rights, policies and the webhook's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asks the webhook about a pod, as an API server asks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Puts the cluster up and takes it down: control plane, scheduler and controller, three nodes."""
 
 from __future__ import annotations

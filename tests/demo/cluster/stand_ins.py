@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The control plane of stand-ins: an API server and a kube-scheduler in this process, and admission by the demo.
 
 The API server stand-in has no admission and no policies. So the chart is installed as for clusters without policies,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What happens in the cluster, in order; what is checked of it is a claim of the report."""
 
 from __future__ import annotations

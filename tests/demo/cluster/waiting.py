@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waiting for what the cluster's parts do by themselves."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Kubernetes does with claims to devices beside the kubelet: the scheduler's allocator and the claim controller.
 
     with ApiServer("node-a") as api, ClaimPlane(api) as plane:

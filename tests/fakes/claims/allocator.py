@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler for pods with claims: it allocates what is missing, reserves the claims and binds the pod.
 
 As of the stock one, the node is the first on which everything fits, and a pod for which there is none is told no more

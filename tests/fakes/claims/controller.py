@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The claim controller and what collects claims: claims are made of templates, and end with their pods.
 
 It acts as that of 1.36: a pod that has ended, or is no more, loses its reservations; with the last one a claim loses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Controller and allocator beside an API server: both run whenever something has changed there."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The devices of a node in the order in which the allocator looks at them, and what of each is taken.
 
 Pools come by driver and name, the slices of a pool by name, devices as they were published. A pool counts with the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which claims a pod has, and which pods have a claim."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The search for devices: the first full solution, with requests in order and devices in published order.
 
 Nothing is weighed. Within a request the search goes on behind the device it took last, so that one request never has a

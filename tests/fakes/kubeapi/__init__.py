@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An API server stand-in: objects of the kinds that the project reads and writes, and the bad days of a real server.
 
     with ApiServer("node-a") as api:  # in a thread of its own; `async with`: in the running event loop

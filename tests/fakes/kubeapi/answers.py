@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the API server stand-in answers to a request, without HTTP: status and document."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents of resource.k8s.io/v1 in few words: slices with their devices, classes, claims and templates."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a server refuses or silently loses of objects of resource.k8s.io/v1: the part that a driver meets.
 
 The rules are those of Kubernetes 1.36 for slices, claims and templates; slices themselves are in slice_rules.py. Texts

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents of pods and nodes as an API server has them."""
 
 from __future__ import annotations

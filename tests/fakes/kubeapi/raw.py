@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server that sends any bytes: what an API server never should, at once, for ever, too much or too little."""
 
 from __future__ import annotations

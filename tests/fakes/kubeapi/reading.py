@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the node agent's informer makes of whole answers."""
 
 from __future__ import annotations

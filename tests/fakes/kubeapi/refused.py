@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the API server stand-in refuses."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answers as a recorded API server did: the lines of a transcript, played over real HTTP.
 
     async with Replay(transcript("api-watch-pods")) as server: ...

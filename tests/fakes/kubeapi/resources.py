@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the API server stand-in serves: one line for each resource, and how a path names it.
 
 This table is the only routing there is. A resource is named by its plural, which is unique among these.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The API server stand-in over HTTP, with its bad days: in the running event loop, or in a thread of its own."""
 
 from __future__ import annotations

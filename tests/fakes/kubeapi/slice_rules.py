@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a server refuses of a ResourceSlice: sizes, names, values and the policies of shared capacity."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The objects of the API server stand-in: versions, conflicts, bindings, pages, and what watches are sent.
 
 The one place for what a server does with objects; answers.py puts status codes to it, server.py HTTP. It is held

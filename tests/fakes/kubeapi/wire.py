@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HTTP/1.1 of the stand-ins on asyncio: requests are read whole, answers are written whole or in chunks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kubelet stand-in that treats device plugins as a real one does, the unpleasant parts included.
 
     with FakeKubelet(directory, seed=1) as kubelet:       # starts kubelet.sock and pod-resources

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler's count and the kubelet's sync loop: pods are admitted one by one, in one thread.
 
 The scheduler knows one number per resource: what the node last reported as allocatable, less the requests of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the container runtime makes of the names of CDI devices: variables and mounts out of the files of a directory.
 
 As the library that containerd and CRI-O share does: a file that is no valid specification is not there, a device that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet's side of the CSI, as recorded from 1.36: registration, publish, retries, restarts, unpublish.
 
 It keeps the recorded order and times (tests/fixtures/transcripts/kubelet-csi-*): a socket in plugins_registry is asked

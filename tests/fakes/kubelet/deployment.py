@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Deployment: so many pods of one kind, and another for each that fails, without limit and without pause.
 
 The real one does the same: its replica set counts the pods that have not ended and makes what is missing. What failed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The device manager: who may have which device, the answers that came with them, and the checkpoint.
 
 It follows the kubelet's device manager step by step, including what looks like oversight there: the rest of

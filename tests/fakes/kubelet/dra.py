@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet's side of claims to devices, as seen of 1.36.2: prepared once, answered from memory, unprepared at last.
 
 That a claim is prepared is in the kubelet's memory only; what its drivers answered, and for which pods, is on disk. A

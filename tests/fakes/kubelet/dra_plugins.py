@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drivers of claims that have registered: found by their sockets, asked who they are, told the outcome.
 
 A driver may have several instances. The newest that is connected gets the calls; when it goes the one before gets them

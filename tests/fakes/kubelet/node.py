@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node with a kubelet that can be started, stopped, restarted and rebooted, for tests and the demo.
 
 What belongs to the kubelet process (sockets, device manager, workers) is made anew at each start; what belongs

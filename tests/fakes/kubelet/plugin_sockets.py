@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sockets in plugins_registry: which have come, which are gone. For drivers of every kind."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The claims of one pod in its worker: when they are prepared, what its containers get, when they are unprepared."""
 
 from __future__ import annotations

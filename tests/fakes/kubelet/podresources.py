@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet's pod-resources API on its own socket.
 
 List shows active pods, the one that is being admitted included (with the containers that already got theirs),

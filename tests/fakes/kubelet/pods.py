@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods as the stand-in knows them: what was asked for (frozen), and what has become of it (Pod, Container)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet's side of the plugin sockets: Register, the call back, and one stream per registration.
 
 It keeps one client per resource name, as the kubelet does, with the consequence that makes a second

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The container runtime: a program under the mounts and variables that the kubelet was answered.
 
 Where the machine allows it, the program gets mount and PID namespaces of its own (root, or a user namespace);

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # System calls and descriptors, which pathlib has no words for:
 # ruff: noqa: PTH102, PTH110, PTH116, PTH118, PTH120, PTH123, PTH208, PTH211
 """Starts one program in mount and PID namespaces of its own, or in those of a running one. Linux only.

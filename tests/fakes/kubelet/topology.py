@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NUMA hints of a resource and what each topology-manager policy makes of them. Pure: numbers in, a verdict out.
 
 NUMA masks are integers, bit n standing for node n. A hint without a mask (None) means "any node is fine".

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The life of an admitted pod: init containers one after the other, sidecars, app containers, restarts, the end.
 
 One thread per pod and per kubelet process. All state is in the Pod, so that the worker of the next kubelet

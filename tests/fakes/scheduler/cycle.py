@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cycle of kube-scheduler 1.36, as far as an extender can see it: held against recorded conversations.
 
 Filter, prioritize, assume, then the next pod, while the binding of the first runs. A refused pod waits for an event:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All cases by their names. A: what the design rests on. B: memory. C: frameworks. D: tenants beside one another.
 
 No case asks for more than the GPU has free, managed memory included, and none touches a setting of the GPU.

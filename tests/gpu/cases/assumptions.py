@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A: what the design takes for granted of driver and NVML, as raw numbers. docs/proofs/hardware.md has a row
 for each check.
 

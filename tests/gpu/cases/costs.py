@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A, the last part: what the library adds to a call, in pairs. Two programs run side by side, one plain, one
 limited, and alternate, so that both meet the same GPU and the same machine; the figure is the median of the
 rounds' ratios.

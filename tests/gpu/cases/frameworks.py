@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """C: frameworks, profilers and sanitizers under the library, each also without it: what is computed, how
 fast, how much.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """B: every family of memory at the quota's edge, every view of the quota, and the GPU's own nvidia-smi.
 
 To the byte only where the library itself answers; where the driver decides, within N x 2 MiB, in which it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A: what process lists show in a PID namespace of a container's own, by branch, without and with the library."""
 
 from __future__ import annotations

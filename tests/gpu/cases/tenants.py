@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """D: two tenants at once. Quotas that race, shares of the GPU's time, captures, memory beyond a physical
 share, the agent.
 """

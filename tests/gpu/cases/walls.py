@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A: the driver's own memory limits of cgroups, which branch 615 brings. Needs root and cgroups that may be written.
 
 The rules of the two backends are those of NVIDIA's sources. A machine has one of them; the case of the other is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory beyond a physical share: BYTES of managed memory that must behave like the GPU's own.
 
 Takes what the physical share has, then BYTES more, and no further: the GPU itself always has room for all of it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each operation takes of the GPU, by NVML: of this process, and of all. Run plain, or under the
 library.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Captures, instantiates, launches and destroys graphs for SECONDS, while another thread launches, allocates and asks.
 
 Every answer must be 0; a capture that another thread's call has spoilt is one that is not.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whom NVML charges for memory that two processes share: exported handles, IPC handles, pools. No library.
 
 The parent has no context while it starts the other one, since a fork would spoil both. `role`: the other process.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tenant with more memory than its physical part: fills TOTAL bytes in blocks, writes, computes and reads them again.
 
 Arguments: TOTAL, ROUNDS. The GPU has room for all of it; what lies beyond the physical share is managed memory.

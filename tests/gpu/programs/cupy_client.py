@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CuPy: memory information, a computation and how fast it is, and an OutOfMemoryError beyond a limit."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the programs here share: the driver API and NVML through ctypes, and lines of JSON.
 
 A program prints objects as it goes (`say`) and `done` at its end: what it found before it hung or was killed is kept.

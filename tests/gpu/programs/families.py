@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every family of allocations at the quota's edge. Arguments: family, limit in bytes.
 
 linear, pitched, pool, own_pool, vmm, array, mipmap: take blocks until one is refused, report what the allocation table

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Name, driver and memory of the GPU, from NVML, or from CUDA where NVML does not answer."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JAX: preallocates its fraction of what it sees, and computes; how fast."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The quota's edge by cuMemAlloc, and every view of it. Modes: exact, view, hold BYTES.
 
 exact: takes what cuMemGetInfo calls free, then more.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What process lists show in the PID namespace that this program begins: NVML's, the private table's, nvidia-smi's.
 
 lists.py STRANGER [NVIDIA_SMI]: PID of a process outside that uses the GPU. Rows of the private table may be of any

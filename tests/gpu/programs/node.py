@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node agent on this GPU, with the kubelet stand-in: the demo's story, all claims of it. Argument: the
 folder that was brought along, with `demo-client` and `site` (packages that this Python lacks); "-":
 everything is here.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each NVML call of the library and the agent costs: beside 1, 16 and 64 processes, some of which allocate.
 
 Arguments: numbers of processes. Each holds a context; every fourth one allocates and frees 2 MiB without end.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the driver's functions are: by dlsym, and by both versions of cuGetProcAddress for every name,
 version and flag.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One of many that race for a quota: takes and gives back blocks of random sizes. Arguments: SECONDS, SEED,
 FOLDER, ROUNDS.
 

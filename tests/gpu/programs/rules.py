@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the library takes for granted about the driver, asked of the driver itself: one function a subject.
 
 Each prints what it saw, and `check_NAME: [holds, saw]` for what it judges. Runs without the library. Nothing

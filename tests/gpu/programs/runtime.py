@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVIDIA's CUDA runtime, as programs use it: does what it allocates reach the quota? Argument: its file, or
 its major version.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launches kernels of a known length for SECONDS and says how much of the GPU's time that was: what a share
 gives.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVML's private table, and whose functions its process lists are: before and behind the library."""
 
 import ctypes

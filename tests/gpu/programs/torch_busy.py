@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch with kernels that fill the GPU: products a second, launched one by one and as graphs. Argument: SECONDS."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch: how fast a small model trains, and, with a limit, what it sees of it, meets at it and does after it.
 
 Arguments: SECONDS, LIMIT (0: none, then nothing is filled).

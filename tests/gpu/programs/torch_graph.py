@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A captured CUDA graph of PyTorch: capture, replays as fast as they go, and the memory back after it is gone."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's profiler: kernels it sees, and how fast the profiled loop is."""
 
 import sys

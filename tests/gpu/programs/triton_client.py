@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel compiled by Triton: right, how fast it is launched, and the refusal beyond a limit."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver's own memory limits of cgroups (branch 615 and later): `walls.py both|misc|dmem`.
 
 Makes a cgroup of its own below the root of the tree, with groups in it, puts workers into them, and takes all of it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the processes of each group hold, by NVML, once. Arguments: groups of PIDs such as 12,13,14. Without
 the library.
 """

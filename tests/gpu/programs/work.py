@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A few kernels for profilers and sanitizers. Modes: run; beyond (one of them writes behind an allocation)."""
 
 import ctypes

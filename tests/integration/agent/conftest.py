@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node: the kubelet stand-in and the agent as a process of its own, which may be killed at any moment."""
 
 from __future__ import annotations

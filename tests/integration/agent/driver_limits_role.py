@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice driver-limits` with ordinary directories for cgroups: SOCKET ROOT.
 
 The kernel here may have no cgroup v2 whose controllers the driver needs. All but the type of the file system is as on a

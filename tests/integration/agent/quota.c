@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A disk quota that is used up while the file $QUOTA_GONE exists: nothing more can be written below $QUOTA_BELOW.
  * Preloaded into an agent; file systems with quotas cannot be made everywhere. */
 #define _GNU_SOURCE

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node under load whose agent is killed again and again, whose kubelet restarts, and whose sockets are wiped.
 
 Pods come and go in a thread of their own. After each kill, while nothing can change, what is on disk is

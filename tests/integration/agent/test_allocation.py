@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods as a kubelet makes them: what they get, what the node believes, and what holds them back."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods with options: an API server stand-in, a kubelet stand-in and the agent as a process of its own."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An agent on a machine whose time is set while it runs, by years and in both directions."""
 
 import shutil

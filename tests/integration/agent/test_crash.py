@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent killed at any instant, and state damaged while it is away: nothing is lost, nothing is given out twice."""
 
 import dataclasses

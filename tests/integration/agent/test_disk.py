@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state directory on a file system that fills up, or becomes read-only, under a running agent."""
 
 import shutil

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver's own limits on a node: agent, role, simulated driver and kubelet stand-in, each a process of its own.
 
 Programs here have no library: what stops them is the driver, by the cgroup that they run in.

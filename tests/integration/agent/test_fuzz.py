@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All five calls with whatever a peer can send: an error or a valid answer, never a dead agent, and allocation tables
 that hold.
 

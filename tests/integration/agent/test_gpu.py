@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """With CUDA programs on the simulated driver: discovery, usage, measured memory and the start decision."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent away for a moment, and an upgrade: the kubelet sees neither, and no pod fails.
 
 A node reports its slices every ten seconds. What the kubelet loses in between the scheduler does not know: what it

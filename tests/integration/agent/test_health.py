@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs that err, vanish or are taken out of service, and what becomes of the node and its containers."""
 
 import subprocess

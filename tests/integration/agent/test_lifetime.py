@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What lives is never given away: kubelets that lose their checkpoint, answer with empty lists, or replay mounts whose
 sources are gone. In each of these a container could run without its quota, or a GPU be promised twice.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits of running containers, with real programs on the simulated driver and an agent that may be killed."""
 
 import random

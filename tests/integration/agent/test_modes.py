@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who may do what with the agent's files and sockets, whatever umask it was started with."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node that lends host memory: three jobs of 8 GiB on a GPU of 16, as a kubelet and programs see it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several resources of one agent: whole GPUs and RDMA adapters beside slices, and a provider of one's own."""
 
 from __future__ import annotations

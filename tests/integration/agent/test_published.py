@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the agent publishes of its node: stand-ins of API server and kubelet, and the agent as a process of its own."""
 
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Being known to the kubelet, whatever happens to either side or to the sockets between them."""
 
 import shutil

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One resource for each type of GPU: a kubelet stand-in and the agent as a process of its own."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Held starts: how long a container waits for memory that has become free, and what the waiting costs others."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent killed at random under load; `make test-kills` does it some hundred times."""
 
 from tests.fakes.kubelet import FakeKubelet, Runtime

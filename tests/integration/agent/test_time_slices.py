@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs on a simulated GPU that is used twice over, with time slices: few pages move, none hangs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics and the audit on a node with programs under the library, and some that pass it by."""
 
 import subprocess

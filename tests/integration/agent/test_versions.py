@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two versions of the agent on one node: upgrade with running pods, and the way back.
 
 The other version is this one with another number, another form of its files, and another library.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole agent on a node without GPUs: it waits quietly, and starts by itself when a driver appears."""
 
 import shutil

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A wall clock that tests set: LD_PRELOADed into an agent. The file named by WALL_OFFSET holds seconds, as a 64-bit
  * number, by which the machine's time is wrong; it may change at any moment. Clocks that only go forward stay as they are. */
 #define _GNU_SOURCE

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node agent as a program that kills itself at a named point, once: `dying.py DIRECTORY node …`.
 
 A point is armed by a file of its name in DIRECTORY. Whoever comes to it takes the file away and kills the agent's own

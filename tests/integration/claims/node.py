@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node that serves claims: API server, allocator and claim controller, kubelet, and the agent as a process.
 
 claims = begin(gpus=2, gib=24)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is true at any instant of a node that serves claims, and what is left of it at the end.
 
 The API server counts what claims have: a claim has consumed a part of a GPU there before this node promises it, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node of claims under load, on which everything dies again and again, against what is true at any instant.
 
 Pods with claims of their own and with shared ones come and go in a thread, in all ways: they end, are deleted, and are

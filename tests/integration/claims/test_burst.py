@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many pods with claims at once on one node: each runs, or waits with a reason. GIGASLICE_BURST says how many."""
 
 from __future__ import annotations

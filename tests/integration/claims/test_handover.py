@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An upgrade of a node that serves claims: two agents side by side, and the kubelet sees neither come nor go."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent killed between any two steps of Prepare and Unprepare: every claim is prepared once, and leaves nothing.
 
 The kubelet of these tests never asks again by itself for what it was answered with an error. So a pod starts when its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node that is moved from one of the kubelet's APIs to the other and back, with pods of both."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node that serves claims, from the slice to the limits of a container and back."""
 
 from __future__ import annotations

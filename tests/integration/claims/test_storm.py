@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A short storm over a node of claims; `make test-claim-kills` is the long one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cluster in one event loop: the stand-ins of API server and kube-scheduler around the real service over HTTP."""
 
 from __future__ import annotations

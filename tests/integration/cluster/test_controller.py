@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The controller against a stand-in of the API server: what it keeps, and what the server's bad days make of it."""
 
 from __future__ import annotations

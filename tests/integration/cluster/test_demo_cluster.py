@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make demo-cluster` goes through to its end, says so by its exit code, and leaves nothing behind."""
 
 from __future__ import annotations

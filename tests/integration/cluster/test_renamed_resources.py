@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agents whose resources have other names: their pods are placed like all others."""
 
 from dataclasses import replace

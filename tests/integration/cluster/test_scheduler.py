@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The service between the stand-ins of API server and kube-scheduler: what it is for, and what it costs."""
 
 import asyncio

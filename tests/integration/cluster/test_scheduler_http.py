@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the service answers to requests that no kube-scheduler sends, to large ones, and to two schedulers at once."""
 
 import asyncio

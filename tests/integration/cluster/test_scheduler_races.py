@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What goes wrong between filter, reservation and binding.
 
 After every story no GPU is promised twice (`simulated_cluster.check`).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several services and one lease: who decides, and what a takeover does about bindings of the one before.
 
 After every story no GPU is promised twice (`world.check`).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that fetches a directory into an image, slowly, to be killed: ROOT WHERE MICROSECONDS."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of packs in object stores share: the ends of a pack, what is in a bucket, and two fixtures."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that runs `gigaslice dataset pack` and gets a signal on its way: SIGNAL WHERE ARGUMENTS.
 
 WHERE: fetch (after some files), hash, upload (after some parts), manifest (after the upload, before the manifest is put

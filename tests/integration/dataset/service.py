@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dataset service as a process of its own, with the kernel's mounts, beside a stand-in kubelet in the test."""
 
 from __future__ import annotations

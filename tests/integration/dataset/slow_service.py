@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dataset service with a slow source of which every byte is noted: GIVEN MILLISECONDS, then its own arguments.
 
 GIVEN is a file that outlives a kill: a line for each range that has arrived, as its dataset, path, offset and size.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A storm of kills over the whole path of datasets: pods come and go, the data change, service and kubelet are killed.
 
 What must hold at any instant: a pod sees exactly one version of the data that there was since it was made, and the same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clients of others connect to what was checked: not to what a name means later, nor where a server sends them."""
 
 from __future__ import annotations

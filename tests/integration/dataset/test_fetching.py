@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetches of real trees: killed at random points, asked for by many at once, of sources that change."""
 
 from __future__ import annotations

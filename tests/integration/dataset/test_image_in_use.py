@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images under programs of other projects: fsck.erofs and dump.erofs of erofs-utils, and the kernel.
 
 Each needs what not every machine has; the tests say what is missing.

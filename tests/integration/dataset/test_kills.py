@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """kill -9 of the service, and of the kubelet, at random points of the whole path, with the kernel's mounts."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The measurement of pods' starts runs through, so that it is there when its figures are asked for again."""
 
 import subprocess

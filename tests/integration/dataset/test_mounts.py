@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel's own mounts: images as files and by loop devices, binds, placeholders, and what is unmounted in use.
 
 Each story runs in a process and a mount namespace of its own, so nothing is left on the machine. Needs root.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice dataset pack` from and into object stores, against servers that are not ours."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice dataset pack` from bucket to bucket, ended by signals at many points, and run again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice dataset pack` into stores that refuse, fail, or serve no ranges."""
 
 from __future__ import annotations

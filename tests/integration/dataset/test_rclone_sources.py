@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sources that rclone reads, against servers of rclone's own."""
 
 from __future__ import annotations

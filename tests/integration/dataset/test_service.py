@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The service as a process: real mounts, a stand-in kubelet."""
 
 import asyncio

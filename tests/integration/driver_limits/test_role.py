@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice driver-limits` as a process, with NVML's calls, on the simulated driver with the rules of each backend."""
 
 from __future__ import annotations

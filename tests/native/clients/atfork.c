@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stands before the C library's registration of fork handlers, which every pthread_atfork() ends in: counts what the library
  * under test registers, and holds its first registration up. Preloaded before it. */
 #define _GNU_SOURCE

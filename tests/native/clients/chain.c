@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A tool that stands between program and driver: it counts allocations and passes them to the next library. */
 #define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL 1

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A CUDA program that knows nothing of the library: it does what it is told on stdin, one command a line, and answers
  * each with one line: the result code and then values. How it reaches the driver is its first argument (reach.h).
  * Blocks are kept under names, so that a test reads like a program. */

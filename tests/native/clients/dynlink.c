@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reaches the driver as cuew and NVIDIA's samples do: through global variables that are named like its functions and are filled
  * by dlsym. A shared library, or with -DMAIN a program that exports them. -DBY_TABLE: filled through a table of their addresses. */
 #define _GNU_SOURCE

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Linked with the library of dynlink.c. */
 #include <stddef.h>
 #include <stdio.h>

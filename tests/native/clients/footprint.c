@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Prints what this process is made of, a line each: files mapped, descriptors, threads, signals. A program that never
  * uses CUDA, though it loads libraries, looks functions up, starts threads and forks. */
 #define _GNU_SOURCE

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Three tools in one preload, each asking for the function behind it on first use: an allocator (as jemalloc, tcmalloc
  * and heap profilers are), LLVM OpenMP's ompt_start_tool, and a tracer of pthread_create and dlopen. Says at the end
  * whether any of them found itself. */

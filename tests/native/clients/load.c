@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A program that does nothing but launch, until it is killed or its time is over:
  *
  *   load PATH KERNEL BATCH PAUSE_US SECONDS [STREAMS]

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Prints, one line each, what lookups find, so that a run with and one without the library can be compared. Addresses
  * are printed as the name of the file they lie in. No argument: libcuda is never loaded. "load": it is, privately. */
 #define _GNU_SOURCE

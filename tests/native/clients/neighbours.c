@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Other people's processes on a GPU, without the library:
  *
  *   neighbours COUNT

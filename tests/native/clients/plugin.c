@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A plug-in that finds the driver by itself (or is linked with it: -DLINKED), when asked or, with -DCONSTRUCTOR, while
  * it is being loaded. */
 #define _GNU_SOURCE

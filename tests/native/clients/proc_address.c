@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The semantics of cuGetProcAddress, both versions, as text to compare with and without the library. */
 #define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL 1

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Implements reach.h. The linked flavour (-DLINKED) has the functions in a table the compiler fills. */
 #define _GNU_SOURCE
 #include "reach.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The ways in which programs reach the driver. Built twice: linked with libcuda, and free of it.
  *   linked     the exported symbol, through the PLT
  *   dlsym      a handle of libcuda.so.1 and dlsym

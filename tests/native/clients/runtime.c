@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* `runtime LIBCUDART`, or linked with a static one (-DSTATIC): calls the CUDA runtime as a program would and prints what
  * each call answers. Without NVIDIA's driver the runtime gives up after its start (it asks for private tables); with it,
  * the allocations say whether a limit of 1 GiB holds. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* `sandbox PROFILE PROGRAM [ARGS]`: starts a program under a seccomp filter.
  *   docker  what container runtimes allow without added capabilities (docker_allowed.txt), the rest EPERM, clone3
  *           ENOSYS, clone only without namespaces

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Threads that launch into many streams of their own, and create and destroy some meanwhile, until their time is over:
  *
  *   streams THREADS STREAMS SECONDS KERNEL [EVERY]

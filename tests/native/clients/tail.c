@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Prints what RTLD_NEXT finds for functions that are not hooked, from a library that defines one of them itself: only a
  * lookup that the C library believes to come from here can answer right. */
 #define _GNU_SOURCE

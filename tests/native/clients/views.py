@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints, as JSON, everything that NVML says about memory and processes of GPU 0.
 
 A program like any other: it finds libnvidia-ml.so.1 by name and knows nothing of the library it may run under.

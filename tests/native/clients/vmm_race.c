@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Threads that map, unmap, retain and release the same handles at once. Whatever of two racing calls the driver serves
  * first, at the end the charge must be where it began. Prints the free bytes before and after, and how often each side
  * of a race won. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* `ways WAY [FILE]`: finds the driver in one particular way, uses it, and prints what it met, one word a line:
  * "limited" (the GPU is 1 GiB large, 100 MiB are given and 2 GiB refused), "unlimited", or what went wrong.
  * The tests say what is right for each way: tests/integration/test_native_ways.py. */

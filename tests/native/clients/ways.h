@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What every way of reaching the driver is tried with; FIND is the way. */
 #ifndef WAYS_H
 #define WAYS_H

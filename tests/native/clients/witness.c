@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A tool in front of all libraries, with a dlsym of its own as sanitizers and tracers have: writes down what a program
  * gets from cuGetProcAddress in both ABIs, and from dlsym for names of the driver. One line each into $WITNESS_LOG:
  *   v2 "cuMemAlloc" 3020 flags 0 status NULL: 0 cuMemAlloc_v2 libcuda.so.1 */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A program that makes the calls of work.def, one a line of its input, and answers each line with one:
  *
  *   start KERNEL   a context, a stream and memory; KERNEL is what launches launch -> code

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the frozen files of this directory: `python -m tests.native.golden.make` (after make all native-clients).
 
 They were written once, by the library of 0.1.0 on the simulated driver, and stay as they are: containers that run today

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python programs that tests run under the library."""

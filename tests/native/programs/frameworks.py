@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How known programs manage physical memory, call by call, on NVIDIA's own Python bindings of the driver.
 
 Only the calls are theirs: the order, what is done when memory runs out, and what is given back when.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program under the library that evaluates one Python expression a line, with a `Driver` at hand as `d`.
 
 The first argument lists the devices whose contexts it makes. Answers are lines of JSON.

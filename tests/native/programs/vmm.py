@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Virtual memory management through ctypes, by exact names, for programs that run under the library.
 
 `Driver` makes the calls and returns their codes. It also knows what the library says is used and, past every hook, what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random calls of virtual memory management against a model of handles, mappings and bindings.
 
 After each call the model says what the library must count, and what the device must really hold. The two differ only by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random maps and unmaps of sparse arrays: after each, what the library counts is what the device holds.
 
 The simulated driver keeps one reference for every tile, the library one for every box; both must end at the same call.

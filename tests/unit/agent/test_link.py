@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent's end of the link to its front, of which the test is the other end."""
 
 from __future__ import annotations

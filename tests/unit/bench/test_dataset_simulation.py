@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulation's own rules: GPUs, caches and bytes add up after every event, and equal seeds give equal figures."""
 
 from __future__ import annotations

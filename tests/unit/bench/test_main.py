@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make bench`: which parts there are, and that each says which it is."""
 
 from __future__ import annotations

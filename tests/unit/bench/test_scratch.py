@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A measurement that is ended leaves nothing, and what one that was killed has left is removed by the next."""
 
 import signal

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulation's own rules, for every policy: all jobs run, no GPU is given twice, equal seeds give equal figures."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the sizing page's figures are counted by."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every decoder of what others write, by the roles that have it.
 
 A decoder returns a value or raises its documented errors. Its row says which functions of the source it covers:

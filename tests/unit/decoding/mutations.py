@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Damaged objects: one place or several changed as a mistake, another version or malice would."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects as real components write them: recorded ones, and those that our own encoders make."""
 
 from __future__ import annotations

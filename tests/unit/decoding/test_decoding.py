@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The property: whatever others send, a decoder gives a value that can be used, or its documented error."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every function of the source that decodes what others write has a row in the table, or a reason for having none."""
 
 from __future__ import annotations

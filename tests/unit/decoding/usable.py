@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a decoded value can be used wherever it goes: written as JSON, shown, hashed where it is a key."""
 
 from __future__ import annotations

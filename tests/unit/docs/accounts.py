@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each account of the chart may do at the API server, for the table in docs/threat-model.md."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The licences of the image's Python packages, for the table in docs/licences.md: names from the lock, licences as the
 packages themselves say.
 

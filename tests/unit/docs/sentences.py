@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sentences that code can print, read out of it: every text of a module in which two words stand, with … for what
 is filled in. So a new sentence cannot be left out of the page that lists them.
 """

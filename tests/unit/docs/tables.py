@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of pages in docs, made from the code they describe.
 
 `make tables` writes them into the pages, between the comments that name them; a test holds the pages to what this

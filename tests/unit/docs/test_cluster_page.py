@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/cluster.md: what a reader copies from it is valid, passes our own admission, and is what the chart installs."""
 
 from __future__ import annotations

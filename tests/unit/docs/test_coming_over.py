@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page for those who come over: what it says that we understand, we do; its example is what a pod may say."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of versions side by side names tests that exist, and every part that can be of another version is in it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The manifests of docs/datasets.md are such as an API server and the dataset service take."""
 
 from __future__ import annotations

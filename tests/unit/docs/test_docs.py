@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the pages say exists: commands, flags, variables, targets, files, log events, links."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What our texts tell people to install is ours from the checkout, or a package that pyproject.toml names.
 
 A name that we do not publish belongs to whoever takes it: told to install it, our users run what that person wrote.

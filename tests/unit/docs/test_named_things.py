@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What pages and boards name by a public name exists: metrics, annotations, resources, reasons, values of the chart."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A name means one thing: public classes of the Python code have names of their own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/rights.md names whatever the code and the manifests give a meaning to, and who keeps it as they do."""
 
 from __future__ import annotations

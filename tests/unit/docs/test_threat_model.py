@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/threat-model.md names a test or a decision for each of its lines, and they exist. And rights, and licences."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What README and limits.md say of proofs and of rights is what the table of proofs and the chart say."""
 
 from __future__ import annotations

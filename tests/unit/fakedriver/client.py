@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process on the simulated driver that does what a test tells it.
 
 Run as a program it reads one Python expression per line and answers with its value as one line of JSON. It reaches the

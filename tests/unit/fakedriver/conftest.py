@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes on a simulated machine of the test's own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Client libraries from elsewhere run on the simulated driver unchanged."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contexts: what they cost, when they end, and what is current where."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Orders: failures, latencies, counters, XIDs, lost GPUs."""
 
 from __future__ import annotations

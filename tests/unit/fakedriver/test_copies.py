@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies, fills and arrays."""
 
 from __future__ import annotations

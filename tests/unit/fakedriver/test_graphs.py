@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Graphs and captured streams."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory limits of cgroups on the driver's own map (backend misc), each rule both ways where a card may differ."""
 
 from __future__ import annotations

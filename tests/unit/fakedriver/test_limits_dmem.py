@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory limits of cgroups on the kernel's dmem controller: files, hierarchy, and what they show."""
 
 from __future__ import annotations

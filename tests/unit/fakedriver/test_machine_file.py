@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Machine files: what they mean, and one clear line for every mistake."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plain device memory in all its ABIs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Modules, libraries and the linker."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVML beyond memory, processes and topology."""
 
 from __future__ import annotations

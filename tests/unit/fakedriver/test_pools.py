@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stream-ordered memory: pools hold more than is in use."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How programs find entry points: exports, cuGetProcAddress, error names."""
 
 from __future__ import annotations

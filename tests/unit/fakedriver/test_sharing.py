@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All processes share one machine, and a dead one holds nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streams, events and the time of work."""
 
 from __future__ import annotations

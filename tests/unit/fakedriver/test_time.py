@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulated time of a GPU: its processes share it evenly, each in order."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`nvidia-smi topo -m` as input."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Physical memory of several processes, and multicast objects: who pays, and until when."""
 
 from __future__ import annotations

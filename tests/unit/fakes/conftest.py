@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes and plugins that end with the test."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The smallest device plugin that can misbehave on request, to be met by the stand-in."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which devices a container gets, in which order things are asked, and how refusals look."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slices, claims and templates in the API server stand-in: what a server refuses, loses and selects of them."""
 
 from __future__ import annotations

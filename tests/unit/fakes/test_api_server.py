@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The API server's stand-in answers as real ones have answered: held against recorded conversations."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of CDI devices become variables and mounts as in the runtimes' own library."""
 
 from __future__ import annotations

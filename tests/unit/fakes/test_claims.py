@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Allocator and claim controller: what was seen of those of Kubernetes 1.36, and that nothing is given away twice."""
 
 from __future__ import annotations

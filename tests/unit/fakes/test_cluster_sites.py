@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests on real control planes leave behind when their own set-up fails: nothing that runs."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stand-in that ends leaves no connection open, whenever its clients come."""
 
 import asyncio

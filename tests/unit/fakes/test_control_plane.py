@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the clients of `make test-cluster` take for a failure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stand-in's CSI side against recorded conversations of a real kubelet: order, bodies, times, events."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was seen of a real kubelet 1.36.2 with a driver of claims, of the stand-in: each of the rows is one test."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stand-in's side of claims against recorded conversations of a real kubelet: the same story, and the same calls.
 
 Lines with names are what was done to the cluster or was waited for, and are done again here. In between a driver was

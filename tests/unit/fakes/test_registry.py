@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Registration, and what happens to a resource when its streams begin and end."""
 
 from __future__ import annotations

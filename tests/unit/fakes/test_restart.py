@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checkpoint, kubelet restarts, reboots, and the start of containers with PreStartContainer."""
 
 from __future__ import annotations

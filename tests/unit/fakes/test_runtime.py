@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs in namespaces with mounts at paths that the host does not have, and the way out without namespaces."""
 
 from __future__ import annotations

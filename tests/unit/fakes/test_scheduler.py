@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stand-in of kube-scheduler says what a real one has said: compared with recorded conversations."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What roles share has one meaning in all of them, and stands behind what is a role's own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a user sees: lines and exit codes, never a stack."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first second of a role: what its front has loaded, and what it does with a signal while it is being loaded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command loads what it is asked for, and no more."""
 
 from __future__ import annotations

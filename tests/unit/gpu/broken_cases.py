@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m tests.unit.gpu.broken_cases`: the runner with cases that go wrong in every way, and one that does not."""
 
 from __future__ import annotations

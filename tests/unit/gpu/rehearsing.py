@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs of tests/gpu on the simulated GPU, with stand-ins for what this machine lacks."""
 
 from __future__ import annotations

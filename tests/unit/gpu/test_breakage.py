@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runner when everything goes wrong: what there is comes out, what is wrong is said, and nothing is left behind."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checks of group A on drivers that are not as the library takes them to be: each is noticed by its name."""
 
 from __future__ import annotations

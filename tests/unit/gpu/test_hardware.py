@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/proofs/hardware.md: each row names cases, checks and files that exist, and no assumption is without its row."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tests/gpu/README.md: its commands are ones that the runner understands, and fit into the time that it speaks of."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The four commands of tests/gpu/README.md on the simulated GPU: they come to their end and pass, and fail
 when they must.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cases about the driver's own limits: rehearsed on both backends, and each rule noticed where it is otherwise."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A ValidatingAdmissionPolicy of a manifest, evaluated on one request as the API server does it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Dockerfile's instructions, read instead of carried out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The programs of deploy/helm as modules: they belong to no package."""
 
 import importlib.util

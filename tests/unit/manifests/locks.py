@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """deploy/image/lock.py as a module: it is a program and belongs to no package."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Helm chart: with its own values it is daemonset.yaml, and every value does what its name says."""
 
 from __future__ import annotations

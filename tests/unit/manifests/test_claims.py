@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes that serve claims: chart and manifests say the same, give what the agent needs, and bound what it may."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster half of the chart: every way to install it is valid, gives each role what it needs, and no more."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """daemonset.yaml and the examples: valid for a current Kubernetes, and in agreement with the code they start."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dataset service's manifests: what it may do, where it mounts, and that both ways to install it are one."""
 
 from __future__ import annotations

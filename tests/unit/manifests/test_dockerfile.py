@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Dockerfile, read instead of built: its stages, its packages, and what it copies."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The container that sets the driver's limits: its rights and no others, beside an agent that alone has the token."""
 
 from __future__ import annotations

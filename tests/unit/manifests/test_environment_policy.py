@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits of the driver that a pod would set itself: policy and webhook refuse the same pods, in one sentence."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which Kubernetes each way to install needs: chart, manifests, policies and pages say the same."""
 
 from __future__ import annotations

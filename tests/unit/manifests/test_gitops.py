@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chart for tools that compare renderings: each is the last one, and what others write is not in it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make image` with builders that only write down how they were called."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an installation says and asks of itself: notes, the pod of helm test, definitions, what Prometheus scrapes."""
 
 from __future__ import annotations

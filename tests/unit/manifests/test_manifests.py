@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The manifests for kubectl and the list of images are what the chart renders, and the text says so."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All that we install by hand is in one namespace, which admits it; and no page says another."""
 
 from __future__ import annotations

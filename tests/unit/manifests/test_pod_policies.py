@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who may write what into a pod: the policies say the same as the table that agents and scheduler parse by."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chart's alerts: made where asked for, about metrics and labels that exist, and told in operations.md."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The schema of the chart's values is made from the settings, and takes exactly what the roles take."""
 
 from __future__ import annotations

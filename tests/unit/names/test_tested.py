@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The check for names without a test sees what it looks for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether each metric and each hooked function is named in a test. `make names`, in `make check`.
 
 A name in a test does not prove that the test is good. A name in none proves that nothing would notice its loss, and

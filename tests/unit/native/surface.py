@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every function of the CUDA driver API and of NVML, and what the library does about it.
 
 `cuda.csv` and `nvml.csv` have a line for each: its family, the decision, and why where the family does not say it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bucket of GPU time and what a launch waits for, as the library runs them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Within a folder of the library nothing goes round: a file can be read after those that it uses."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model of the ledger where its checker is missing: what was not looked at stands in the output."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No function of the driver is overlooked: each has a decision, and the library is what the decisions say."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far a stream may run ahead."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What goes over a CSI driver's two sockets is fixed by the interface and the kubelet: paths, numbers, types, bytes.
 
 The table was written down from the published definitions, not derived from proto/, so that a slip there cannot hide

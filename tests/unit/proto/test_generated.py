@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The committed Python belongs to the committed protocols, and the check that says so does say so."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What goes over the kubelet's sockets is fixed by the kubelet: paths, field numbers, types, and bytes.
 
 The tables below were written down from the kubelet's definitions, not derived from proto/, so that a

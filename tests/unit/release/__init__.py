@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Making a release, without making one."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The changelog's sections, cut as text."""
 
 from datetime import date

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which releases are refused, and what a tree is after one."""
 
 from datetime import date

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The version of this tree: one home, and the same in every other place."""
 
 import re

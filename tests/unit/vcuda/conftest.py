@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values that the tests of the bindings share."""
 
 from __future__ import annotations

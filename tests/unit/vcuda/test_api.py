@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The public surface: what __all__ lists exists, and nothing else is public by accident."""
 
 from __future__ import annotations

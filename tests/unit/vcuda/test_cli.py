@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command's front: usage mistakes, exit codes, and output in every form that needs no GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statuses of the C code become exactly one class each, and every message is one line with a remedy."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """install_library: names, repeated and simultaneous calls, and files that are already there."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernel specifications for Jupyter: where they lie, what they start; only our own are replaced and removed."""
 
 from __future__ import annotations

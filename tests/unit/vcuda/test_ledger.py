@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ledgers through the bindings: empty ones, damaged ones and ones that grew. Charges are tested with the library."""
 
 from __future__ import annotations

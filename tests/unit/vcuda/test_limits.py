@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits pages through the bindings: round trips, live changes, and files in every state of damage."""
 
 from __future__ import annotations

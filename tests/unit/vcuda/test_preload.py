@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LD_PRELOAD's entry: found by glibc's loader, whatever it calls its library directory, and by no other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that a preloaded library cannot reach are recognised by their file."""
 
 from __future__ import annotations

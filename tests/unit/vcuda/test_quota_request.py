@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of vcuda run: of three sizes any two give the third."""
 
 from __future__ import annotations

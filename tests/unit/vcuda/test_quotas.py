@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quota directories: made whole, joined only on equal terms, removed only when no process can need them."""
 
 from __future__ import annotations

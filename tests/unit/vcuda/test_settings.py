@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where quota directories are, and the environment that a command is given."""
 
 from __future__ import annotations

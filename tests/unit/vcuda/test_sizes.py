@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes and UUIDs: what is accepted, what is refused, and that text and value are each other's inverse."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `vcuda doctor` says of WSL2, conda and systemd's units, on machines that are a few files."""
 
 from __future__ import annotations

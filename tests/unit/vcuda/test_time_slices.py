@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time slices through the bindings."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`.ci/publish` with tools in place of the real ones: what it pushes, what it tells, and what it refuses."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The public CI's workflows call targets that there are, with the Pythons of the package, and pin what they use.
 
 Whether they are right by GitHub's rules, actionlint and zizmor say (`make workflows`).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The image of a dataset: one EROFS file system whose layout follows from the listing alone. Pure.
 
 `plan` says where every file's bytes belong before any of them has arrived, so they can be written in any order, by many

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of EROFS's core on-disk format that images of datasets use, as bytes.
 
 EROFS is read by kernels from 5.4 on. Of its format only the oldest part is used, without any incompatible feature: a

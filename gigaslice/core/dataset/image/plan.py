@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where everything of an image is, made from the listing before any byte of the dataset has arrived.
 
     block 0      superblock

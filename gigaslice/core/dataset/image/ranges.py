@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An image cut into ranges: what is asked for by one request of a parallel transfer, and hashed by itself.
 
 50,000 files or 800 MiB a range was efficient for the transfers that these numbers come from; a file that is larger is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads an image back: its tree, and where the bytes of each file are.
 
 Written from the format's description and not from the writer beside it, whose mistakes it would share: tests compare

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver's answers to the kubelet: Identity and Node of the CSI, over tasks.
 
 What a code means to the kubelet (1.36): ABORTED, UNAVAILABLE, DEADLINE_EXCEEDED, CANCELLED and RESOURCE_EXHAUSTED say

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serves the driver to the kubelet, and makes it known: two sockets below the kubelet's directory, no sidecar.
 
 The kubelet watches its directory plugins_registry, connects to every socket that appears there, asks for the driver's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a volume may be mounted: below the kubelet's directory of pods, and nowhere a symbolic link leads.
 
 The driver mounts as root of the host. A target path comes from the kubelet, so a wrong one is a mistake of something

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of a dataset has arrived: one bit per unit, in a file beside the image, that never says too much.
 
 Two things can end a fetch. A process that is killed loses nothing that it has written: the kernel has it, and will

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetches every unit of a dataset that is missing from its image, by many threads, and hashes the image meanwhile.
 
 Threads take batches of units: few while there is much latency to hide, many files at once when files are small, since

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much a node fetches at once: datasets, reads of one dataset, bytes per second.
 
 Places are given to the task that has the fewest, then to the one that has had the fewest, then to the one that has

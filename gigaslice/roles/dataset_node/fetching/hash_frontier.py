@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hashes an image while it is written in any order.
 
 BLAKE3 needs the bytes of a file in their order. Units are fetched roughly in the order of the image, so the complete

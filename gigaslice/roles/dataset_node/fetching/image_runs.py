@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads units from an image that is laid out as the node's own, by ranges as long as there are units close together."""
 
 from __future__ import annotations

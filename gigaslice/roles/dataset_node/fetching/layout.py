@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a fetch needs from others: where everything belongs in the image, and the files that it works on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far a fetch is: what the events of a pod, the waiting call and `gigaslice dataset ps` show."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One fetch per key, however many tasks ask for it.
 
 All tasks that wait for a key wait for the same flight. The first task starts it, with its own access to the source. The

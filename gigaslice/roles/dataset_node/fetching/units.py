@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The units that a dataset is fetched in: each file, and each 8 MiB of a large one.
 
 A unit is what a bit of the bitmap stands for, what a read asks for, and what is fetched again when it fails. Which

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Joins writes of one thread to places side by side in the image, so that one call does for many small files.
 
 A write costs the file system about as much as copying 16 KiB. Small files that are read one after the other are also

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mounts of the kernel this process runs on: mount(2) and umount2(2) by the C library.
 
 mount(8) is used for network file systems, which need its helpers, and for an image that the kernel does not mount as a

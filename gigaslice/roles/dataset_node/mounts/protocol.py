@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the dataset service asks of the kernel's mounts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mounts that this process sees, as /proc/self/mountinfo lists them (proc_pid_mountinfo(5)). Pure."""
 
 from __future__ import annotations

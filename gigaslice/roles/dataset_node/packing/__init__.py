@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packs: the image of a dataset, made once, so that every node fetches one object in ranges."""
 
 from gigaslice.roles.dataset_node.packing.check import check_pack

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks a pack: that every byte of it is what its listing and its digests say."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The image of a pack in the making: a file of this machine, filled by the fetch engine as on a node.
 
 What was written of it is kept after an error, or when the process is killed, and used by the next attempt, as long as

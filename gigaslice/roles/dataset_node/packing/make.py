@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes a pack: the image of a source, written by the fetch engine as on a node, its listing, and the manifest."""
 
 from __future__ import annotations

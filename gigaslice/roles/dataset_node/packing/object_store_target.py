@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pack in an object store: made in a scratch directory of this machine, and put there in parts.
 
 An object is there as a whole or not at all, so nothing that is killed leaves half of one; the parts that a killed

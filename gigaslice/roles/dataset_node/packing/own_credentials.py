@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The credentials of the user who packs: a directory with a file for each key, or the environment.
 
 A directory is what Kubernetes makes of a Secret that is mounted; its keys have the names that they have in the Secret

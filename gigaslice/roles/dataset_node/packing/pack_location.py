@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where packing reads from and writes to: a directory of this machine, or a place that nodes read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the files of a pack, from a directory, or as a node reads them from elsewhere."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a pack is put. This module has the directory; `object_place` has the object stores.
 
 The image and the listing get names that follow from their digests, and the manifest is replaced last and in one step.

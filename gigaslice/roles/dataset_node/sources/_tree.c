@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gigaslice.roles.dataset_node.sources._tree: looks up many files of a directory, and reads a small file, each by one call
  * that gives up the interpreter's lock once. From Python each of these files costs two to five system calls that each
  * give the lock away and wait to get it back, which is most of what listing and reading cost, and what delays the other

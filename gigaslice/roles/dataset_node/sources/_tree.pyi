@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Looking up many files of a directory, and reading a small file, each by one call without the interpreter's lock.
 
 The code is in `_tree.c`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connects to servers of sources: never to the node itself, and never to the cloud's metadata service.
 
 The service runs with rights of the node, and a source is text that a pod's author wrote. Without this check

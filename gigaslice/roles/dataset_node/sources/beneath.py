@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Opens files below a directory, and nothing else, even while others change that directory.
 
 A check of a path before it is opened proves nothing: between the two, a segment may become a symbolic link to anywhere.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Has a loaded library connect to checked addresses only: its own connect(2) becomes one of ours.
 
 obstore resolves names and follows redirections by itself, and has no way to be told which addresses it may connect to.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A forward proxy inside this process, for clients of others that resolve names and connect by themselves.
 
 rclone resolves names and follows redirections by itself, and has a setting for an HTTP proxy. So it is pointed at this

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Secret of a volume, under the names that people give its keys.
 
 There is no standard for a Secret with object-store credentials. So the usual names are one: `access_key`,

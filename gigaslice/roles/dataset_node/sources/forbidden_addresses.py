@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which addresses no source may be at, whatever network the service runs in: judged by what an address is.
 
 IPv6 has many ways to write an IPv4 address, and a gateway or the kernel takes several of them for the same machine:

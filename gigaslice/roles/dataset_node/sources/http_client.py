@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HTTP/1.1 for reading files: blocking, kept connections, and every byte of an answer checked against what was listed.
 
 The standard library's client does the protocol. Object-store clients do not show what is needed here: a server's

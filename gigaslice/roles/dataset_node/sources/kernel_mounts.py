@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Storage that the kernel mounts: NFS, Lustre, BeeGFS, CephFS. Mounted once, read as a directory, unmounted after.
 
 Everything that is asked of one server and path with the same credentials shares a mount: what is mounted with the key

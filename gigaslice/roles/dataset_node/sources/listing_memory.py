@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much memory listings take on a node, all together.
 
 What a source lists is up to its owner, and may have no end. So every listing has an account, which grows with it,

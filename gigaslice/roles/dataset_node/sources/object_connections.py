@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Has obstore connect to checked addresses only, from the first source on that may not be at local ones.
 
 That goes for the whole process, in which one setting decides (--local-addresses); an endpoint that is opened with local

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clients of object stores: how they are made of a source's specification and credentials, and what their errors mean.
 
 obstore takes whatever its configuration lacks from the process's environment and from the machine's metadata service,

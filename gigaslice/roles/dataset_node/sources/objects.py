@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Object stores as sources: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage, by obstore.
 
 obstore's requests run without the interpreter's lock, and its connections, signatures and pages of listings are tested

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Opens the source that a request names, with the credentials that came with it.
 
 The source that is opened says which one it really is (`spec`), and that is what a dataset's key must be made of. A

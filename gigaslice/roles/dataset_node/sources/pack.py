@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A prepared pack as a source: a few large ranges of one image instead of a read for each file.
 
 `gigaslice dataset pack` has laid the image out as a node does it, so the place of every file in it is the place in the

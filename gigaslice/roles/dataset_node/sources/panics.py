@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Panics of libraries in Rust, as exceptions that one may catch.
 
 PyO3 raises them as a BaseException, so that nothing that catches Exception sees them, and its class cannot be imported.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A directory tree as a source: local disks, and every network file system that the kernel has mounted.
 
 One directory is one step of the walk; several threads take steps, since on a network file system each costs the time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every source of data can do: list itself, and read ranges of what it has listed.
 
 Reading is blocking and is called from threads. Every library that reads from storage releases the interpreter's lock

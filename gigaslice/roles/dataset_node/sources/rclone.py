@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything that rclone reads: SFTP, SMB, WebDAV, HDFS, FTP and the others, by one process per source.
 
 rclone lists (`lsjson`) and serves the files on a Unix socket (`serve http`), where they are read like those of any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes of rclone: without rights, with a remote in their environment and nothing else, gone when this one is.
 
 Where this process is root, each source's run as a user of their own: processes of one user read each other's

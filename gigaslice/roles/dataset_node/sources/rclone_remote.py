@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an rclone remote may be, and how a volume's Secret describes one.
 
 rclone can do more than a pod may: read the node's own disk, run commands, take the node's identity. So types and

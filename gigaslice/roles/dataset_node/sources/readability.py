@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether who has listed a source may read it, too, which storage systems grant separately.
 
 A copy that another pod's fetch has made is given to every pod that lists the same. So a few files are read with the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When a failed read is tried again: later each time, at random within a quarter, and not before the server says."""
 
 from __future__ import annotations

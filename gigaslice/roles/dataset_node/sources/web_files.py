@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files behind HTTP: those that an index lists, or one file that the address names.
 
 HTTP has no listing of a directory; the pages that servers make for people differ and say no exact sizes. So a directory

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The index of files behind HTTP, read as it comes: {"files": [{"path": "a/b", "size": 1, "version": "…"}, …]}.
 
 The document may be of a hostile author, and of any size. Python's values of it take up to twenty times its bytes, so it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node's cache of datasets: files, mounts, records, and what is deleted when."""
 
 from gigaslice.roles.dataset_node.store.budget import Budget, DiskSpace

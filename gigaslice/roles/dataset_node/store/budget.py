@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many bytes the cache may have. Pure but for one question to the file system.
 
 The kubelet evicts pods when less than 10 % of its file system is free, and deletes images from 85 % used on. A cache

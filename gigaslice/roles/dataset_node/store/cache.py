@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The complete and the partial datasets of the cache as files, and every step between the two.
 
 A dataset becomes complete in steps that can each be the last before a crash: its bytes are on the disk; its digest is

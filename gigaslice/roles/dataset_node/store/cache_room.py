@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The room of the cache: what is in use, what is free, and what is deleted to make room.
 
 A dataset is in use, and never deleted, while a volume has it, while it is mounted, and while it is pinned.

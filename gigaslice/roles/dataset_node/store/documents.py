@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The small files of the store: JSON with a version and a checksum, replaced in one step.
 
 A file that was cut or changed is told from a good one and reported, and so is one of another version: it is never half

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What keeps a dataset in the cache beside volumes and mounts: tasks that wait for it, its fetch, and a check of it.
 
 A fetch may go on when the last task that waited for it has gone. So it keeps its dataset itself, from the first byte

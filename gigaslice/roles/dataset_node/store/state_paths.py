@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where things are below the dataset service's state directory.
 
     objects/<key>.img    the image of one dataset version, complete; or <key>.tree, a directory, without EROFS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node's cache of datasets: what is on the disk, what is mounted where, and for whom.
 
 One lock for all of it, held for what is in memory, for renames and unlinks of small files, and for mounting an image.

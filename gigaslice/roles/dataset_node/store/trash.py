@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What has been deleted from the cache and still takes room on the disk.
 
 To delete a dataset is to rename its file into a directory from which nothing comes back. A thread gives the room back

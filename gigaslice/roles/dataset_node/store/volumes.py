@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Published volumes: their records, and the mounts that make them.
 
 A record is written before the first mount of its volume and removed after the last, so a crash leaves a record too many

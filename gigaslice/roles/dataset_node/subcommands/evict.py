@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice dataset evict`: deletes datasets of this node that no pod uses."""
 
 from __future__ import annotations

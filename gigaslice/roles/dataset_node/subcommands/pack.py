@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice dataset pack`: makes the image of a dataset, so that a node fetches one object."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice dataset prefetch`: prints the pods that have a dataset fetched to nodes, and judges them afterwards."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the nodes that a dataset is prefetched to: read once, with the user's own rights, and only read.
 
 Who may not list something gets what can be had without it, and a sentence about that: with the names of nodes nothing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `gigaslice dataset prefetch` says: the pods that fetch a dataset to nodes, and what has become of them.
 
 It makes, watches and deletes nothing: kubectl does, with the rights of whoever runs it. What kubectl cannot tell is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice dataset ps`: the datasets of this node, and the pods that wait for some."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `gigaslice dataset ps`, `evict` and `wait` do: questions to the dataset service of this node, as lines."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice dataset wait`: has a dataset on this node, and waits for it: for init containers."""
 
 from __future__ import annotations

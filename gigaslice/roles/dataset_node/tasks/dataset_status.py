@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a dataset of a volume is on its way into the cache: kept by its task, and read by those who show it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which Dataset objects pods have named for the copies of this node, and how pods have written their sources.
 
 A Dataset's status may show only these uses. Whoever named the Dataset, or wrote it, has shown a right to the data;

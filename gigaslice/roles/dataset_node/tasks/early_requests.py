@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an early volume needs to be finished after the service was killed: its request, and its credentials.
 
 The kubelet sends the credentials of a volume once. A volume that was published before its data had arrived is not sent

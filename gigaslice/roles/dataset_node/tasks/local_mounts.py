@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Local mode: the storage system itself is mounted once per source, and shown to every pod that asks for it.
 
 A mount stays as long as a volume's record names it. Before there is a record, it stays as long as a task needs it: from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tasks need from others: the cluster, Dataset objects, events. Each is a small protocol with an absence."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Brings a dataset into the node's cache: lists its source, and fetches what is not there yet.
 
 The listing is taken with the asking pod's own credentials, every time, and a little is read with them: only who may

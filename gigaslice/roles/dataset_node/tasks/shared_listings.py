@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Listings of sources, shared by the pods that ask for the same source at once with the same credentials.
 
 Eight pods of one job start together. If each of them listed 50,000 files for itself, the listings would cost as much

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layouts of the images that tasks wait for. There is one per key, made by the first task that needs it.
 
 A layout follows from the listing, and a key is made of the listing's digest, so equal keys have equal layouts. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocking work of tasks in threads of its own, which a cancellation waits for.
 
 A mount that is under way when its pod is deleted must be over before it is undone, so a caller that is cancelled goes

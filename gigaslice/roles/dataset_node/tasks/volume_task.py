@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One task: a volume of a pod on its way, however often the kubelet asks for it.
 
 It resolves names, brings every dataset into the cache (several at a time), and publishes the volume. A task of a call

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All tasks of the node: the one door for the kubelet's calls, the init-container form and the start gate.
 
 One record per volume, however often it is asked for. What is published is answered from the mount table at once. A

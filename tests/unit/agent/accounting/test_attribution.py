@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose memory it is: processes, ledgers and pods that the test has made up."""
 
 from dataclasses import replace

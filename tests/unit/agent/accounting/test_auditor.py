@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the auditor says, and when: over a cluster and a store that the test holds."""
 
 import asyncio

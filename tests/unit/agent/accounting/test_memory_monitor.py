@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The measuring round against a driver that answers while the container's programs go on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is said when and what ends a pod, over rounds and times that hypothesis makes up."""
 
 from hypothesis import given

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes of a /proc that the test has made: who has an allocation mounted."""
 
 from agent.accounting.presence import Presence, find_mounted

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes of a /proc that the test has made, and of the real one."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Containers that mount a dataset start when the dataset service says so, and not while it cannot say anything."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Allocations of an API of the test's own: no device ID, no kubelet, several containers of several pods to one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The API server that the clients of these tests have."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """This node's pods against a server that ends, forgets, hangs, cuts and refuses."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a server that is away costs the admissions that read past the watch, and when it is asked again."""
 
 import asyncio

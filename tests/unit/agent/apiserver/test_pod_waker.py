@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pod is woken by one annotation, and only by an agent that can write nothing else."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A claim that has other devices than it was prepared with, and the pods that run with those of before."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Consumers follow the pods, and lost files of the container runtime come back."""
 
 from __future__ import annotations

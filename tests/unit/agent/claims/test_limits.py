@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What runs with a claim may be lowered and raised again, and never beyond what the cluster has counted for it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the kubelet is answered about a claim, and what is there afterwards."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Allocations for claims as records: what was written is read, and what makes no sense is refused."""
 
 from __future__ import annotations

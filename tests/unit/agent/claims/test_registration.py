@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver of claims behind a front in this process, with a kubelet's side by grpc's own client."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Claims end by the kubelet's call, or without it; what processes still hold counts on."""
 
 from __future__ import annotations

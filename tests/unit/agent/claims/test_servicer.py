@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet's calls about claims as messages of both versions, and their answers."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of the node's GPUs is published: what device plugins have given out is no capacity, and what claims have is."""
 
 from __future__ import annotations

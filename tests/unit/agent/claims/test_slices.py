@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The publisher of slices, over an API server that loses what real ones lose."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is read of slices: whether a server has kept what was written, and which of two states is later."""
 
 from __future__ import annotations

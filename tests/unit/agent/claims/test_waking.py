@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods are woken when their start would succeed, in the order in which their claims came."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice doctor --cluster`: what is in order in an installation, and what is said where it is not."""
 
 from __future__ import annotations

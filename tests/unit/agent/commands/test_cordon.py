@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands `gigaslice cordon` and `gigaslice uncordon`."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preflight: each thing that can be wrong with a node is told on a line of its own, with what to do."""
 
 import contextlib

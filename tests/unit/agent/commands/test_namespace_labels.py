@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice doctor --namespaces`: what an upgrade to a cluster with the policy would refuse."""
 
 from __future__ import annotations

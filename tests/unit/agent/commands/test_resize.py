@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice resize` and the socket it speaks to: what goes over it, and what people read."""
 
 import asyncio

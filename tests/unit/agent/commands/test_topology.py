@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drawn tree: what it says, in a form that each consumer can read."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The calls of a kubelet with an API server: a provider behind a front, and pods that the test puts in."""
 
 import asyncio

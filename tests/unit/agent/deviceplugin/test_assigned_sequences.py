@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random lives of a node: pods with and without assignments, device IDs as a kubelet picks them, agents that end.
 
 Whatever happens, the limits pages of assigned containers say what was assigned, and the containers that may run were

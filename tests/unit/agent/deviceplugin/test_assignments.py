@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Assignments: the scheduler's GPUs are the container's, whatever device IDs the kubelet hands over."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Allocations for pods whose annotations are known: where they go, what is recorded, and what waits for a person."""
 
 from dataclasses import replace

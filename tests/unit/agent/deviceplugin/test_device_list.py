@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the kubelet is shown of the slices, for each of the reasons to take some off."""
 
 from dataclasses import replace

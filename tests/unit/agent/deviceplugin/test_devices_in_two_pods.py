@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One device ID in two living pods, as a kubelet hands it out that has lost count: see docs/operations.md.
 
 It reserves devices, calls Allocate without its lock, and records them after the answer. A list of its pods in between

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The five calls over a real socket, in one event loop with their client."""
 
 import asyncio

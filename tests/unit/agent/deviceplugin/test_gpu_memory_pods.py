@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The calls with an API server: which container they are for, what events say, and what starts wait for."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Providers beside each other: what one does wrong costs its own resource alone."""
 
 import asyncio

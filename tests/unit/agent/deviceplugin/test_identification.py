@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One list of the kubelet, the pods of a watch and an allocation table: which container is an Allocate for?"""
 
 from agent.deviceplugin.identification import identify

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a start waits for besides room: its pod's annotations, and the disk."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from agent.deviceplugin.requester import owner_of
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationTable

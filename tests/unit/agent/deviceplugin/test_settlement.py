@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What becomes of allocations whose pods were not known when they were made."""
 
 from agent.deviceplugin.requester import ContainerMatch, Requester

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The start decision waits for datasets after it has waited for GPUs."""
 
 import asyncio

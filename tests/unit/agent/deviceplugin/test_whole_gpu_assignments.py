@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole GPUs under an assignment: the provider as the node agent joins it, without a kubelet's messages."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole GPUs and slices in one allocation table, without a kubelet."""
 
 from dataclasses import replace

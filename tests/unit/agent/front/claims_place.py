@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kubelet's directory with a front that serves the driver of claims in it, and the agents that the front has had."""
 
 from __future__ import annotations

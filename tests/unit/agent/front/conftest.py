@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A driver of claims, served by a front."""
 
 import tempfile

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A successor that is getting ready: how the one before learns of it, and for how long it waits."""
 
 import socket

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver of claims at the kubelet, served by a front, with grpc's own client in the kubelet's place."""
 
 import socket

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver of claims goes from one front to the next: sockets, connections, calls; the kubelet sees nothing of it."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls while the agent is away: they wait, come to the next agent with their age, and are given up in the end."""
 
 import socket

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HTTP/2 against grpc's own client and against nonsense; at any instant it can be handed over."""
 
 import contextlib

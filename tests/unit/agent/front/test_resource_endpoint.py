@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an endpoint remembers from one attempt to the next; its life beside a kubelet is in tests/integration/agent."""
 
 import contextlib

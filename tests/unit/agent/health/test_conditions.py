@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Strikes, cooldown and relapses on a clock that the test holds."""
 
 from itertools import pairwise

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The controller over a source whose GPUs the test holds, on a clock that it holds too."""
 
 import asyncio

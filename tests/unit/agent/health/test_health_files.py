@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two files: what is written is read, what is damaged is said, and two commands at once both count."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of Xids, and the rule for numbers that it does not have."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel module's options as /proc/driver/nvidia/params shows them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The NVML door against a driver made of a dictionary; tests/integration has it against the simulated library."""
 
 # ruff: noqa: N802  (NVML names its functions)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Vital signs and events by a driver made of functions; tests/integration has the simulated library."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver's counters of page faults: as drivers write them, and as they never should."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet's checkpoint: what is understood of it, and what is left aside."""
 
 import base64

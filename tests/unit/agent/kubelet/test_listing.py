@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet's list as values, and when the absence of a pod from it means something."""
 
 from agent.kubelet import listing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ledgers that are held open: no lease, no execution, no growth. Real files; children play the container."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a hostile ledger can do to others: nothing. Ledgers are real files with real locks."""
 
 from __future__ import annotations

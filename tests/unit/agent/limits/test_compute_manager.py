@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What reaches the limits pages of containers that share a GPU's time."""
 
 from dataclasses import replace

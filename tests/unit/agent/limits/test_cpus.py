@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Threads on the CPUs near their GPU: only ever fewer, and only of containers that use it."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver's limits as the agent has them set: before a start, after every change, whatever has answered before."""
 
 from __future__ import annotations

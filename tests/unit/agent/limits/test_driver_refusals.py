@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A refusal of the driver is told once, with its cause, to the pod that it has met."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What reaches the pages of running containers: changes by command and by annotation, elastic limits, what is said."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A used-up quota is told to its pod: not what an allocator gets over by itself, and not again and again."""
 
 from __future__ import annotations

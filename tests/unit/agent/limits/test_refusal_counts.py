@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What counts as risen: not what another agent has counted, not a number that fell, and nothing twice."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages say what was decided, as leases, and no container is forgotten in one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A life of a state directory with sudden ends: forked agents that work on it and die between two steps of theirs.
 
 Run as a program of its own (one thread, so that a fork is whole): `killing.py DIRECTORY ROUNDS SEED MODE`. Each round

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What takes a disk long happens in another thread, behind the fact, and in the right order."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sudden ends between any two system calls of an agent's work, and writing that fails from any one of them on."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A state directory whose file system loses the locks of processes: ledgers lie elsewhere, and nothing else changes.
 
 Most tests have a stand-in of the trial; the last one has a real overlayfs, where the kernel lets it be mounted.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Something else under a name of the state directory: no process waits for it; what meets it goes on or reports it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Room for another allocation, by what the file system says of itself."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RDMA adapters from a recorded sysfs."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When an agent serves claims."""
 
 from __future__ import annotations

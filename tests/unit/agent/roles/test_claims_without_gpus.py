@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """On a node whose GPUs are not there claims are given up all the same, and none is prepared."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waiting for GPUs: what is said, what the probes and metrics tell, and when it ends."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who is told that a node loses the locks of processes, and how often."""
 
 from dataclasses import replace

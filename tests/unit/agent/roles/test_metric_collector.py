@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Prometheus is told over the life of containers: counters rise, whichever process keeps their numbers."""
 
 from __future__ import annotations

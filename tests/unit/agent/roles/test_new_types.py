@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When an agent starts anew for a GPU whose type has no resource yet."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the parts of a node agent show before any of them runs."""
 
 from __future__ import annotations

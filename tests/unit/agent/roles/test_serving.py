@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of the kubelet's APIs are served, and what happens where one cannot be."""
 
 from __future__ import annotations

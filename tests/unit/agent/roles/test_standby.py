@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an agent that stands by shows of itself."""
 
 from __future__ import annotations

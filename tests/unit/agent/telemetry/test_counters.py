@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums that only rise, whatever becomes of what they are made of."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of metrics, the text that Prometheus reads, and the dashboard that asks for it."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice explain`, `top` and `nodes` against an API server."""
 
 from __future__ import annotations

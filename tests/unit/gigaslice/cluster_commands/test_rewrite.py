@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice rewrite`: what is printed where, exit codes, and that no file is changed."""
 
 from __future__ import annotations

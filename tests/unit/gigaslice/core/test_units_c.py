@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One grammar of sizes, two parsers: the pure one and the library's own in C."""
 
 import contextlib

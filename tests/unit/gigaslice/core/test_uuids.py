@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Short forms of UUIDs tell GPUs apart, whatever those are."""
 
 from hypothesis import given

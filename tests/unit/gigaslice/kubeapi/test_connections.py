@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connections that are kept: lost without a word, and with credentials that change meanwhile."""
 
 import asyncio

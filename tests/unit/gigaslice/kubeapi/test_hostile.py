@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers that answer what no API server should: at once and for ever, too much, too little, or nonsense.
 
 The recorded shape of a version that is too old is the API server's own: status 200, one ERROR event with code 410, and

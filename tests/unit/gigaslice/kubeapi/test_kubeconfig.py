@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several kubeconfig files are one, as kubectl has it: the first file that has a name has all of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A port under a flood: how many connections stay, and that who asks gets an answer, by TLS and without."""
 
 from __future__ import annotations

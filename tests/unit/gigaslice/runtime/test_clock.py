@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The clock that no change of the machine's time reaches, and that nothing else compares spans with."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which connection is ended where one more has come."""
 
 from __future__ import annotations

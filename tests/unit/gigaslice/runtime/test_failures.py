@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What no code has foreseen is a log line, wherever it happens, and shows no credential."""
 
 from __future__ import annotations

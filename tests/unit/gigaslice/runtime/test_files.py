@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that are something else, and errors with their remedies; the whole agent over a directory of named pipes."""
 
 import errno

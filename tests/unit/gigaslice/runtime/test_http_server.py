@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server of /metrics, asked over real sockets on a free port."""
 
 import asyncio

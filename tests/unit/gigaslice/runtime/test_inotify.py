@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """inotify on real files and directories."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Locks by name: same names exclude each other, others do not, and none is left behind."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lines between programs of one node: what is answered, what is refused, and what another version makes of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What lasts is reported once, what changes or comes back again."""
 
 from gigaslice.runtime.log_once import LogOnce

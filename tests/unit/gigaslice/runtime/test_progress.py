@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """StepProgress: what is said how often, on a terminal and without one."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A role's beginning: what is odd about its settings is logged, and signals ask it to end."""
 
 from __future__ import annotations

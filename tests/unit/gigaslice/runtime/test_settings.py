@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A role needs no more than its table."""
 
 from __future__ import annotations

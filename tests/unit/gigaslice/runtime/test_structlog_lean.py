@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the agent must not load, since its memory is counted."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Columns side by side, whatever is in them."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who decides about colours and lines that are drawn over: the stream, and what the user says in the environment."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What takes too long is ended, and a cancellation is never lost, whatever comes together with it."""
 
 from __future__ import annotations

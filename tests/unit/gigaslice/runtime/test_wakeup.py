@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is waited for comes at its time, or when it is rung for, and no ring is lost or heard twice."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server of a role: whole requests in, whole replies out, whatever a client sends and in whatever pieces."""
 
 import asyncio

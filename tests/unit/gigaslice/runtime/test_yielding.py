@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 
 from gigaslice.runtime.yielding import in_pieces, with_breaks

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hangs, and so does its child, which keeps the output open."""
 
 import json

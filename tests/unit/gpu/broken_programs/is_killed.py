@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures something, then dies as a program with a bad pointer does."""
 
 import json

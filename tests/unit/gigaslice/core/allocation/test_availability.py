@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is left of each GPU, whoever has the rest."""
 
 from gigaslice.core.allocation.availability import availability

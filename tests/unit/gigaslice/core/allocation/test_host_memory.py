@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two views of a GPU with lent host memory, and what the start decision and changes of limits make of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ResourceClaims as the API server writes them, for tests."""
 
 from typing import Any

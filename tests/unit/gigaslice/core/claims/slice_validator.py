@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rules of the API server for slices, as far as this project's slices can break them: every problem as a sentence.
 
 Written from the published rules and not from the code that makes slices. The API server stand-in has its own.

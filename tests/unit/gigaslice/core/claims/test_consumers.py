@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who uses a claim, and which of its requests have one quota."""
 
 from __future__ import annotations

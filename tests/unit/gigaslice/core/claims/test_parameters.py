@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters of claims: what they ask for, what is refused with which sentence, and who may write what."""
 
 from typing import Any

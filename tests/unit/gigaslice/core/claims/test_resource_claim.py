@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a ResourceClaim says, and that nothing at all makes reading it fail otherwise than with a sentence."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a node publishes of its GPUs, and that no GPU, label or amount makes a slice that a server refuses."""
 
 from __future__ import annotations

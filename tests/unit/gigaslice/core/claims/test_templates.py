@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one line of a container becomes as a claim: request, selectors, name, and the short form that a pod carries."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The classes that are made from the GPUs that there are."""
 
 from itertools import permutations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selectors and amounts: every vector, and what is refused."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rules of an assignment, by enumeration: every way to serve every container, tried one after the other.
 
 Written from the rules alone and for nodes of a few GPUs. It shares nothing with the code that it judges: no trees, no

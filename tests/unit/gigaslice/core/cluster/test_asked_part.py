@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An assignment counts for what its pod asks for, whoever has written it."""
 
 from __future__ import annotations

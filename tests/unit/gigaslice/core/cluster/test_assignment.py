@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The annotation by which the scheduler tells the agent which GPUs a pod gets."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Choices against the oracle: an assignment is found exactly where there is one, and it keeps every rule."""
 
 from __future__ import annotations

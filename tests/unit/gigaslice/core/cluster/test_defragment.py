@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle states the rule again without the placement code: the pods of a GPU go, in some order, where the least is
 left of a partly used GPU, and never to a GPU that was free before.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What pods ask for, and what is said to those that cannot be meant."""
 
 from __future__ import annotations

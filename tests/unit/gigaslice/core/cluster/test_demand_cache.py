@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is kept from call to call gives the answers of a state that keeps nothing."""
 
 from __future__ import annotations

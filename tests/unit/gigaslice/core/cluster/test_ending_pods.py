@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sets of pods whose end makes room, against every set there is, each tried in a cluster without these pods."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A share of GPUs that several pods use counts once, and until the last of them is gone."""
 
 from __future__ import annotations

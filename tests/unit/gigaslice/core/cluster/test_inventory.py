@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The annotation in which a node's agent publishes what the node has."""
 
 from __future__ import annotations

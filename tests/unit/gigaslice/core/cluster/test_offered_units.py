@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The names and the size of slices that a cluster counts in, from its nodes alone."""
 
 from __future__ import annotations

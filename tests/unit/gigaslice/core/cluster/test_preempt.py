@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evictions against the oracle: as few and as unimportant pods as possible, on the GPUs themselves."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which node comes first: the examples of the rules, one by one."""
 
 from __future__ import annotations

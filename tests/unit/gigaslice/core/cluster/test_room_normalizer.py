@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A normalised room stands for others only where no pod can tell them apart, and then the search sees few of them."""
 
 from __future__ import annotations

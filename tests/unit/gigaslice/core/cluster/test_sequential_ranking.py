@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Containers in turn are where placement puts them, and what is known without a search is what the search finds."""
 
 from __future__ import annotations

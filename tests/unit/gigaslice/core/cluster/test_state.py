@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster in memory: what counts, since when and until when."""
 
 from __future__ import annotations

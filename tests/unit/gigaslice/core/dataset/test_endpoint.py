@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addresses of servers, of which two parsers must never make two servers."""
 
 from __future__ import annotations

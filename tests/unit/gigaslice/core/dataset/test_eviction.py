@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is deleted for a new dataset: the vectors, and an oracle that tries every set."""
 
 import itertools

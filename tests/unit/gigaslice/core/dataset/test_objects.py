@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dataset and DatasetNode as values."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which nodes a dataset goes to, the pod for it, and what a pod's status tells."""
 
 from collections import Counter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which DatasetNodes count: whatever the clocks of machines show."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What users write under volumeAttributes, and what they are told."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What becomes of holders whose device IDs are handed out again."""
 
 import pytest

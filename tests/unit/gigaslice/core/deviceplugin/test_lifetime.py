@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every word that is heard on whether a pod lives, and which one counts."""
 
 from dataclasses import replace

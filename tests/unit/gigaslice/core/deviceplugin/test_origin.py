@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Device IDs and the GPUs they are served from."""
 
 import pytest

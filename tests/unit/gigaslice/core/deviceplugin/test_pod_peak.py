@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the init containers of a pod count for: as the scheduler counts it, whichever of them has the device IDs."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preferred device IDs: named after the GPUs that placement would choose, exactly as many as asked."""
 
 from collections import Counter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Free device IDs that the kubelet must not hand out."""
 
 from dataclasses import replace

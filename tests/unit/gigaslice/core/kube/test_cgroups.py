@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Paths as container runtimes write them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A field of another type than it should have reads as an empty one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Row by row what k8s.io/apimachinery's resource.ParseQuantity(…).Value() gives."""
 
 from __future__ import annotations

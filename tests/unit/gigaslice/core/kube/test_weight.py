@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import tracemalloc
 
 from gigaslice.core.kube.decode import parse_pod

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A GPU in simulated time: containers whose processes launch kernels, the library's own controller, and the agent.
 
 The controller is the C code that the library runs (``native/shm/bucket.c``), the arbiter the agent's.

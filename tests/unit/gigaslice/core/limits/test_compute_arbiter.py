@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arbiter of a GPU's time: credit for what neighbours had, and lending of what owners leave."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shares hold: the library's controller and the agent's arbiter on a GPU in simulated time.
 
 Ten seconds of each, after one to settle in. What has to hold for any work is looked for by hypothesis.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages between the node agent and `gigaslice driver-limits`: what is taken, and each thing that is refused."""
 
 import json

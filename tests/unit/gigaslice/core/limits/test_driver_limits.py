@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which limits the driver is to keep for pods: never below what a container may use, never a share for nothing."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits of running containers as decisions: who may use how much now, what fits, what must not be given out."""
 
 from dataclasses import replace

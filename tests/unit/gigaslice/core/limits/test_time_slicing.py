@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time slices in simulated time: a GPU that moves pages, and containers with kernels to run."""
 
 from __future__ import annotations

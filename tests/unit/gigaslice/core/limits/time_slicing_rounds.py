@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A GPU that moves pages, in simulated time: containers with kernels, the agent's passes, and a host that is late.
 
 What the library does is modelled as it is: progress is counted when work is submitted, not when it is done; a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which annotations everybody may write, and which are refused where nothing compares them with a label."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which GPU is lent how much host memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`nvidia-smi topo -m` as machines print it, read, written and refused."""
 
 from pathlib import Path

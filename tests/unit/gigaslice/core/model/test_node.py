@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Node states: allocating and releasing as values, and records that contradict each other."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options that no annotation says, as the parameters of another API do: the same values, sentences and rights."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Raw pair matrices: what is repaired with a warning and what is refused."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes for tests: from the topologies of vectors.json, and from a few words."""
 
 import json

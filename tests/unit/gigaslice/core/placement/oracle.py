@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Placement by brute force, straight from the rules: enumerate everything, compute every key in full, take the least.
 
 Written without the code under test: no bit masks, no tree walk, no shared helpers. It reads the values of the model

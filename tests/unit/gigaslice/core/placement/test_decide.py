@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs for one pod alone, and GPUs with different parts."""
 
 from dataclasses import replace

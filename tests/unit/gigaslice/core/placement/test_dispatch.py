@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reasons and their sentences, restrictions to GPUs, and slices counted in all."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """First fit over the published order chooses as placement does."""
 
 from __future__ import annotations

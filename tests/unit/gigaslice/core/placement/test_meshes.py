@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Topologies that no PCIe tree explains, where the shape of the tree and the cost of a set part ways."""
 
 from gigaslice.core.model import NodeState, Request, Topology

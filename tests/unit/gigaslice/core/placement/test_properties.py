@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random nodes against brute force, and what must hold on any node."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every worked example of vectors.json: the figures and tables of the papers, and one case per rule of placement."""
 
 from typing import Any

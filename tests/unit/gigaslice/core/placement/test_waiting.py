@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a request waits, and what it is told it waits for."""
 
 from gigaslice.core.model import Infeasible, NodeState, Placement, Reason, Request, Share

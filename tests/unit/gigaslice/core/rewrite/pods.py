@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Manifests of other projects' pods, written for the tests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Any manifest: what comes out parses, is final, keeps its comments, and is what admission takes."""
 
 from __future__ import annotations

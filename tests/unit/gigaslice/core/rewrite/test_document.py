@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where pods stand in documents, quotas, and names of others in places that are not understood."""
 
 from __future__ import annotations

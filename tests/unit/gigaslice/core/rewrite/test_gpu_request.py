@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What containers ask for, from other projects' numbers to ours."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Annotations, variables and the scheduler's name of a pod; and that a pod is rewritten as a whole or not at all."""
 
 from __future__ import annotations

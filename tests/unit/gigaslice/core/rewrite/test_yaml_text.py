@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edits in place: what stays is byte for byte what it was."""
 
 from __future__ import annotations

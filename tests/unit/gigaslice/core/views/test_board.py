@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Grafana board of the cluster asks for metrics that there are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from gigaslice.core.classes.resource_class import parse_resource_class

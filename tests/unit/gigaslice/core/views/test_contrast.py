@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is written on the page can be read: a contrast of 4.5 in the light and in the dark, as WCAG counts."""
 
 from __future__ import annotations

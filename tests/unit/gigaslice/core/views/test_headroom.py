@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page's first sentence says what could still be placed, on a full cluster too."""
 
 from __future__ import annotations

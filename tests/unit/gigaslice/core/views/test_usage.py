@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The use of memory in the text that an agent's metrics are."""
 
 from __future__ import annotations

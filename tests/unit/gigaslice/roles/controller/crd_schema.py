@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks objects against the definitions that we ship as an API server does: schema first, then the CEL rules.
 
 CEL is evaluated for the small part of it that our rules use, by rewriting an expression as Python. What the real API

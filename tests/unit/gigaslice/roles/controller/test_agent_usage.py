@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agents are asked what pods use: only while somebody looks, only so many, and none of them can hold it up."""
 
 from __future__ import annotations

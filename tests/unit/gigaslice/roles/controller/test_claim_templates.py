@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which templates are made again and which are deleted, by a clock of the test's own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The definitions of our kinds: what they take, and the sentences with which they refuse the rest."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the status of a Dataset says."""
 
 import asyncio

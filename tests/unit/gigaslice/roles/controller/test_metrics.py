@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The controller's metrics as readers take them."""
 
 from gigaslice.roles.controller.metrics import METRICS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planned writes make the stored objects the desired ones, from any beginning, and touch no other author's."""
 
 from __future__ import annotations

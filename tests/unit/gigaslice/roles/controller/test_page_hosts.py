@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Under which names the page answers."""
 
 from __future__ import annotations

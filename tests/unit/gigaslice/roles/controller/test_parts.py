@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When a controller counts as unready, and how many pods it tells at once: by a clock of the test's own."""
 
 from __future__ import annotations

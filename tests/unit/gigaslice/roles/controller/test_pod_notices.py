@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who is told what, and how often."""
 
 from __future__ import annotations

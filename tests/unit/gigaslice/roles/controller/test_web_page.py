@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A page is made when something has changed, not when a browser asks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys are worked on once at a time, again after failures, and no faster than they may be."""
 
 from __future__ import annotations

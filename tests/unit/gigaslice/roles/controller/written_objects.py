@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The objects of one kind as the API server has them after the controller's writes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the names of Dataset objects stand for."""
 
 import asyncio

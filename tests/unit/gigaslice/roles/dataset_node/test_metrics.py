@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the service's metrics say while it works: what each one tells is brought about, and read at a scrape."""
 
 from __future__ import annotations

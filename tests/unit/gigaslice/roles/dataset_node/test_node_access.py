@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the dataset service finds the API server."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The real sources and mounts, as the service opens them."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a node tells the cluster of its cache, and how often."""
 
 import asyncio

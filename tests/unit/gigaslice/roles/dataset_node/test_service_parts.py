@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the service itself adds to its parts: volumes of init containers, and what it says of its fetches."""
 
 from __future__ import annotations

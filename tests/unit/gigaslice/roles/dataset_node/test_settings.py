@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the dataset service is told: which sources pods may name, and whom it trusts."""
 
 import pytest

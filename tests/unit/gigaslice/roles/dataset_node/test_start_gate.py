@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The start gate as an agent meets it: the real connection, and what reasons and agents may be like."""
 
 import asyncio

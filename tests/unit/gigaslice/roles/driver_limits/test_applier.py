@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Setting limits under the rules of both backends: what is set, what is left, and what a kill leaves behind."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Walking cgroups: every layout of kubelets and runtimes, what hinders a limit, and trees that nobody thought of."""
 
 from __future__ import annotations

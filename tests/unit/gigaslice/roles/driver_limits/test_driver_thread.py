@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One thread for the driver: what it does in turn, and what becomes of calls that hang."""
 
 from __future__ import annotations

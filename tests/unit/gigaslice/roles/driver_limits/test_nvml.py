@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The door to NVML against a driver made of a dictionary; the simulated driver has the calls' rules behind it."""
 
 # ruff: noqa: N802  (NVML names its functions)

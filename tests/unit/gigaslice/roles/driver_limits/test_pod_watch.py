@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods' cgroups that come and go: on ordinary directories, and on the kernel's own where this machine has it."""
 
 from __future__ import annotations

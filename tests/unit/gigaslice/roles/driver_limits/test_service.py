@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The role on its socket: what it answers and refuses, and what becomes of it with a driver that hangs or goes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether limits can be had: each piece of evidence missing, with the sentence that says so."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is remembered of a pod on its way to a node."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the answer to a binding means for the pod and its GPUs, with a client that answers by a script."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which nodes have what a pod asks for, and what that does to the choice of a node."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """For how long a service without calls keeps its lease, and what a takeover does, with a lease that a test steers."""
 
 from __future__ import annotations

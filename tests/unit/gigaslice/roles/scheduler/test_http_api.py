@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is answered to whom, beside what the placer decides."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The service's metrics: names by the conventions, every one that is listed, and values of the present."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is decided between the filter of a pod and its binding, without a server: time is an argument."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What kube-scheduler sends is read, whatever its version; what it would never send is refused with a sentence."""
 
 from __future__ import annotations

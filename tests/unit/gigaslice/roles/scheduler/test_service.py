@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When the service answers nothing, and what it waits for at its end."""
 
 from __future__ import annotations

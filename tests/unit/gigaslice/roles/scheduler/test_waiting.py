@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Refused pods are tried again when room may have appeared since, and not more often than that."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods as the API server sends them, and a cluster to judge them by."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pod's document as admission reads it."""
 
 from __future__ import annotations

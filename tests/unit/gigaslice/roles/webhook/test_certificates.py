@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The webhook's certificates: what they are good for, when they are renewed, and who may distrust whom meanwhile."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How admission has templates made: once, before the answer, not in a dry run; and an API server that fails."""
 
 from __future__ import annotations

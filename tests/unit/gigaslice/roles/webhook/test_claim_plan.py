@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pod's resources as claims: who shares what, what the pod looks like then, and what cannot be."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What admission adds to a pod, and what it says to a pod's author."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many damaged questions: each is answered by a decision or by a sentence, never by an exception."""
 
 from __future__ import annotations

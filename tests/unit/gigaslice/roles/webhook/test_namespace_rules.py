@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which API a namespace's pods get GPUs by, and what forbids it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every command, where the packages of the extras are not installed."""
 
 from __future__ import annotations

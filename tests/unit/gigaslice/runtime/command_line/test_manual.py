@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Manual pages and completion of both commands, from the parsers they have."""
 
 import os

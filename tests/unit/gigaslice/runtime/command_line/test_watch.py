@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """--watch: pictures one after the other, or over each other, until somebody has seen enough."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """As much of CuPy as tests/gpu/programs/cupy_client.py calls."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver as a kubelet finds it: over its sockets, with a store and fetches of its own."""
 
 import asyncio

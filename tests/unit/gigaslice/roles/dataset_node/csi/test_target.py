@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nothing is mounted outside of the kubelet's pods, and nowhere a link leads."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which bits count after a kill, after a power loss, and on a damaged file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a fetch leaves in the image, whatever happens to it on the way."""
 
 from __future__ import annotations

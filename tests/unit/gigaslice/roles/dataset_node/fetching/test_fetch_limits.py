@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Places go to the task that has fewest, bytes to every dataset alike."""
 
 from __future__ import annotations

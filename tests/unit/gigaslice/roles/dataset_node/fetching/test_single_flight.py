@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One flight per key: who starts it, who waits, who ends it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is joined into one write is what would have been written one by one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a mount that mount(8) refuses is reported with."""
 
 from __future__ import annotations

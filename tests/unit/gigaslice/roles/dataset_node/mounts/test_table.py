@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from gigaslice.roles.dataset_node.mounts import parse_mountinfo, top_at
 
 TEXT = rb"""22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a pack goes into an object store: parts, memory, patience, and the stores of Google and Azure."""
 
 from __future__ import annotations

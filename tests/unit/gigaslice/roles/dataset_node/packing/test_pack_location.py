@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SRC and DST as a command names them, and whose credentials open them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which addresses are this machine's own, and that what was checked is what is connected to."""
 
 from __future__ import annotations

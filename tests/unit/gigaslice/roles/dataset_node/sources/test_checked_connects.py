@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A library's own connect(2) is one of ours: what may not be connected to is refused, and all else is the kernel's."""
 
 from __future__ import annotations

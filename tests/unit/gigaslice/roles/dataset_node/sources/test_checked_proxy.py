@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The proxy: it connects where it has checked, for those with a pass, and passes every byte on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers whose names mount(8) and rclone would resolve again are named by checked addresses."""
 
 from __future__ import annotations

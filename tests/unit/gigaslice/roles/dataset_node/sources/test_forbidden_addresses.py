@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which addresses are a machine's own or a cloud's metadata, in every form that they can be written in."""
 
 from __future__ import annotations

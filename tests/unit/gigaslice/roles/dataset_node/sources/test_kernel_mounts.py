@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sources that the kernel mounts: which options, one mount for many, and what is left of them."""
 
 from __future__ import annotations

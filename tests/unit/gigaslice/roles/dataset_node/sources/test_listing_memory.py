@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How large listings become, and that the estimate of what they take is not too low."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a client of an object store is made of, and what of it would have the library panic."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A prepared pack as a source: the same image by large ranges, and nothing of it that is not a file's bytes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A directory tree as a source: what it lists, what it refuses, what it notices."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Work in a thread: its end, its failure, and a caller that does not wait for either."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is read to show that one may read."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Looking up and reading in C, against the same from Python, which shares no code with it."""
 
 from __future__ import annotations

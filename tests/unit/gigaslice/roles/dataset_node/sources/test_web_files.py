@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of an HTTP server that lies, cuts, hangs and redirects."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The index of files, read in pieces: the same entries as of the whole document, and nothing else."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A child process that does random operations on a store until it is killed: `python -m … ROOT SEED`.
 
 Mounts are in memory, so every kill is a reboot as well. It prints a line after each dataset that it has completed.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The small files of the store, as another version of the service writes them."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is on the disk before the next step. A kill does not show it, since the kernel has all that was written."""
 
 import os

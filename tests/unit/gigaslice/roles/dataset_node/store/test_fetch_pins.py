@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is being fetched stays, whichever pod waits for it; and what no fetch has any more may go."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """kill -9 at random instants: what is ready is right, the rest is resumed or gone, and nothing is left over."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random operations against a model of the cache: never too little room, never a dataset in use deleted.
 
 The trash is emptied at random: at once, or not before it is released. What a fetch waits for meanwhile, and in which

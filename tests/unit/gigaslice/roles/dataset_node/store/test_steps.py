@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A dataset becomes complete in steps. A crash before or after each of them loses nothing that was fetched."""
 
 import itertools

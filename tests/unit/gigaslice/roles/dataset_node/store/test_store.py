@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cache of a node: what gets room, what is mounted, what survives."""
 
 import errno

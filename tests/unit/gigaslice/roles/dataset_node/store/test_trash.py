@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was deleted: gone at once, its room back soon, and promised to one fetch only."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice dataset pack` as a user sees it."""
 
 from __future__ import annotations

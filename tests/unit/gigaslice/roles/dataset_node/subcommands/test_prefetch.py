@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gigaslice dataset prefetch` as a user sees it: what it prints, and how it judges pods."""
 
 from __future__ import annotations

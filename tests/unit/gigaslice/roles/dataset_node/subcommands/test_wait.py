@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `gigaslice dataset wait` asks the service for."""
 
 from __future__ import annotations

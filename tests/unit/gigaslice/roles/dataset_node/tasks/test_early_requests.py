@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The requests of early volumes, kept in memory outside of the process."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Local mode: one mount per source and credentials, for as long as a volume's record names it."""
 
 import asyncio

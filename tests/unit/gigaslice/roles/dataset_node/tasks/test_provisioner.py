@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The way of a dataset into the cache: who must have listed it, who fetches, and what is left when it fails."""
 
 import asyncio

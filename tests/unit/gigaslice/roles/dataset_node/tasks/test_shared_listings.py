@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Listings that pods share: how many there are, who gets which, and what is left when pods leave or a source fails."""
 
 import asyncio

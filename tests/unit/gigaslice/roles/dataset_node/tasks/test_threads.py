@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocking work whose end is waited for, also by a caller that was cancelled."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One volume's task: what it may name, how often it tries, and what it tells."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The door of the tasks: one record per volume, held and early calls, restarts, deletions, and who is told what."""
 
 import asyncio

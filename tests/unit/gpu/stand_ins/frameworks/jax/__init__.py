@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """As much of JAX as tests/gpu/programs/jax_client.py calls. Its pool is the part of the GPU that the variable says."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """As much of PyTorch as the programs of tests/gpu call, on whatever libcuda there is: memory is real, numbers
 are not.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's profiler: it has always seen one kernel."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """As much of Triton as tests/gpu/programs/triton_client.py calls."""
 
 __version__ = "0.0-stand-in"
