@@ -2,8 +2,8 @@
 """The node agent as a program that kills itself at a named point, once: `dying.py DIRECTORY node …`.
 
 A point is armed by a file of its name in DIRECTORY. Whoever comes to it takes the file away and kills the agent's own
-process, or where the file says so its front first. Points lie before and after each step of Prepare and Unprepare that
-leaves something behind.
+process, or its front and then itself, or stops itself (SIGSTOP) so that something else can be killed meanwhile: the
+file says which. Points lie before and after each step of Prepare and Unprepare that leaves something behind.
 """
 
 from __future__ import annotations
@@ -20,24 +20,29 @@ from typing import Any
 PREPARE_STEPS = ("directory", "record", "file", "rename", "sync", "prepared")
 UNPREPARE_STEPS = ("record", "remove-directory", "remove-file", "unprepared")
 SIDES = ("before", "after")
-FRONT = "front"
+AGENT, FRONT, STOP = "agent", "front", "stop"
 
 
-def arm(directory: Path, step: str, side: str, *, front: bool = False) -> Path:
-    """Has the agent die once at a point. The file that is returned is there until then."""
+def arm(directory: Path, step: str, side: str, *, what: str = AGENT) -> Path:
+    """Has the agent die or stop once at a point. The file that is returned is there until then."""
     path = directory / f"{step}-{side}"
-    path.write_text(FRONT if front else "")
+    whole = path.with_suffix(".new")
+    whole.write_text(what)
+    whole.replace(path)
     return path
 
 
 def _die(directory: Path, step: str, side: str) -> None:
     path = directory / f"{step}-{side}"
     try:
-        text = path.read_text()
+        what = path.read_text()
         path.unlink()
     except FileNotFoundError:
         return
-    if text == FRONT:
+    if what == STOP:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
+    if what == FRONT:
         os.kill(os.getppid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -40,8 +40,8 @@ class DyingAgent(AgentProcess):
         path.mkdir(exist_ok=True)
         return path
 
-    def arm(self, step, side, *, front=False):
-        return dying.arm(self.points, step, side, front=front)
+    def arm(self, step, side, *, what=dying.AGENT):
+        return dying.arm(self.points, step, side, what=what)
 
     def start_again(self):
         """Starts the agent after its front was killed, as the kubelet starts a container."""
@@ -146,7 +146,7 @@ def test_a_pod_that_goes_while_its_claim_is_prepared_anew_leaves_nothing(node, b
 def test_a_front_killed_at_every_point_of_prepare_leaves_no_pod_behind(node, books):
     pods = []
     for number, point in enumerate(PREPARE):
-        died = die(node, point, front=True)
+        died = die(node, point, what=dying.FRONT)
         pods.append(node.create(f"p{number}", memory="2Gi"))
         died()
         node.agent.start_again()
@@ -161,7 +161,7 @@ def test_a_front_killed_at_every_point_of_prepare_leaves_no_pod_behind(node, boo
 def test_a_front_killed_at_every_point_of_unprepare_leaves_nothing(node):
     for number, point in enumerate(UNPREPARE):
         pod = node.run(f"p{number}", memory="2Gi")
-        path = node.agent.arm(*point, front=True)
+        path = node.agent.arm(*point, what=dying.FRONT)
         deleting = node.begin_deleting(pod)
         wait_until(lambda path=path: not path.exists(), f"the agent to die {point}")
         node.agent.start_again()
