@@ -125,7 +125,8 @@ class SlicePublisher:
         self._problem = ""
         self._sharing = False  # whether the server was seen to keep it
         self._taints: bool | None = None  # likewise; None: not tried
-        self._written_at, self._jitter = -_FOREVER, 0.0
+        # As if just written: the agent before this one may have done so, and every write wakes pods.
+        self._written_at, self._jitter = clock(), random.uniform(0.0, times.jitter)
         self._failed_in_row = 0
         self._not_before = 0.0
         self._tokens, self._filled_at = _BURST, clock()

@@ -13,6 +13,7 @@ import pytest
 
 from agent.apiserver import find_access
 from agent.apiserver.node_client import node_client
+from agent.claims import slices
 from agent.claims.slice_source import SliceContent
 from agent.claims.slices import SlicePublisher, SliceTimes
 from gigaslice.core.claims.slices import PublishedGpu
@@ -207,6 +208,29 @@ def test_an_order_that_chooses_otherwise_is_written_when_the_last_write_is_long_
     publishing(story)
     assert generation(server) == 2
     assert written[1] - written[0] >= QUICK.settled - 0.1
+
+
+@pytest.mark.parametrize("drawn", [0.0, 1.0])
+def test_a_new_order_waits_for_ten_seconds_and_up_to_three_more_also_after_a_start(
+    server, publishing, content, monkeypatch, drawn
+):
+    """Every write wakes all pods of the cluster that claims were refused to."""
+    monkeypatch.setattr(slices.random, "uniform", lambda least, most: least + drawn * (most - least))
+    now, pause = [1000.0], 10.0 + 3.0 * drawn
+    times = replace(SliceTimes(), together=0.01, look=0.05)
+
+    async def story(publisher):
+        for order in ((2, 1, 0), (1, 0, 2)):
+            content.set(order=tuple(uuid(index) for index in order))
+            now[0] += pause - 0.01
+            await asyncio.sleep(0.3)
+            assert indices(server) != list(order)
+            now[0] += 0.01
+            await until(lambda order=order: indices(server) == list(order))
+
+    publishing(lambda publisher: until(lambda: publisher.current))
+    publishing(story, times, clock=lambda: now[0])
+    assert generation(server) == 3
 
 
 def test_a_change_of_health_takes_the_new_order_with_it(server, publishing, content):

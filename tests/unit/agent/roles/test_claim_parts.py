@@ -9,7 +9,7 @@ import pytest
 
 from agent.claims.registration import offer
 from agent.config import Config
-from agent.roles.claim_parts import claims_are_served
+from agent.roles.claim_parts import CLAIM_TIMES, claims_are_served
 from gigaslice.core.allocation.table import AllocationTable
 from tests.fakes.nodes import allocation
 from tests.unit.agent.claims.test_records import CLAIM
@@ -34,3 +34,10 @@ def test_claims_are_served_where_there_are_or_may_be_some(tmp_path, api, allocat
     config = Config(api=api, kubelet_root=tmp_path)
     store = SimpleNamespace(table=AllocationTable(allocations))
     assert claims_are_served(config, store) is served
+
+
+def test_a_call_is_held_for_nearly_as_long_as_a_kubelet_waits():
+    """It gives up after 45 seconds; an answer before that costs the pod 72 more."""
+    assert 35 <= CLAIM_TIMES.patience <= 40
+    assert CLAIM_TIMES.patience + CLAIM_TIMES.margin < 45
+    assert CLAIM_TIMES.unwatched_patience <= CLAIM_TIMES.patience, "a pod that is deleted waits for its end"
