@@ -31,7 +31,7 @@ from agent.ledgers.usage import Reading
 from agent.persistence.store import Store
 from agent.telemetry.counters import Counters
 from gigaslice.core import units
-from gigaslice.core.allocation.consumer import common_names
+from gigaslice.core.allocation.consumer import labels_of
 from gigaslice.core.allocation.table import Allocation
 from gigaslice.core.model import Pod
 from gigaslice.runtime.logs import get_logger
@@ -132,7 +132,7 @@ class Auditor:
             reading = readings.get(allocation.id)
             if reading is None or reading.problem is not None or not allocation.consumers:
                 continue
-            labels = common_names(allocation.consumers)
+            labels = labels_of(allocation.origin)
             refused = {
                 (process.slot, process.pid_inside, process.generation): process.refused
                 for process in reading.processes

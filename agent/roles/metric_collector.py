@@ -22,7 +22,7 @@ from agent.persistence.store import Store
 from agent.roles.claim_parts import ClaimParts
 from agent.telemetry.counters import Counters
 from agent.telemetry.metrics import values_of
-from gigaslice.core.allocation.consumer import common_names
+from gigaslice.core.allocation.consumer import labels_of
 from gigaslice.core.allocation.table import Allocation
 from gigaslice.runtime.metrics import Values
 
@@ -116,7 +116,7 @@ class MetricCollector:
         return values
 
     def _container(self, values: Values, allocation: Allocation) -> None:
-        who = common_names(allocation.consumers)
+        who = labels_of(allocation.origin)
         last = self._memory_monitor.last.get(allocation.id, _NOTHING)
         reading = last.reading
         without_library = self._store.without_library.get(allocation.id, {})

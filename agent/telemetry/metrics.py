@@ -8,12 +8,13 @@ one.
 from __future__ import annotations
 
 import vcuda
+from gigaslice.core.allocation.consumer import OBJECT_LABELS
 from gigaslice.runtime.metrics import Row, Values
 
 __all__ = ["METRICS", "values_of"]
 
-_CONTAINER = ("gpu_uuid", "namespace", "pod", "container")
-_OWNER = ("namespace", "pod", "container")
+_CONTAINER = ("gpu_uuid", *OBJECT_LABELS)
+_OWNER = OBJECT_LABELS
 _GPU = ("gpu_uuid",)
 
 METRICS = (

@@ -15,7 +15,9 @@ from agent.inventory.holder import GpusNow
 from agent.inventory.source import Inventory, Vitals
 from agent.persistence.store import Store
 from gigaslice.core import units
+from gigaslice.core.allocation.consumer import Consumer, ContainerRef
 from gigaslice.core.allocation.table import Allocation, AllocationTable, Hold
+from gigaslice.core.claims.origin import ClaimDevice, ClaimOrigin
 from gigaslice.core.deviceplugin.device_id import gpu_device_ids, whole_gpu_device_id
 from gigaslice.core.deviceplugin.lifetime import Listed, PodListing
 from gigaslice.core.deviceplugin.origin import DevicePluginOrigin, GpuTokens, with_tokens
@@ -72,6 +74,27 @@ def of_tokens(number: int, *tokens: GpuTokens, slice_bytes: int = GIB, **more: o
     values: dict[str, object] = {"id": f"{number:032x}", "created": 1700000000.5, "library": LIBRARY, **more}
     made = Allocation(number=number, holds=holds, origin=origin, **values)  # type: ignore[arg-type]
     return with_tokens(made, origin)
+
+
+def consumer(pod: str, uid: str = "", container: str = "c0") -> Consumer:
+    """A container of a pod in the namespace "default"."""
+    return Consumer(ContainerRef("default", pod, container), uid)
+
+
+def claim_allocation(
+    number: int,
+    claim: str,
+    *consumers: Consumer,
+    gib: int = 8,
+    requests: tuple[str, ...] = ("gpu",),
+    **more: Any,
+) -> Allocation:
+    """An allocation of GIB of the first GPU for a claim of the namespace "default" that CONSUMERS share."""
+    devices = tuple(ClaimDevice(name, "node-a", "gpu-0", f"share-{number}", uuid(0)) for name in requests)
+    origin = ClaimOrigin("default", claim, f"uid-of-{claim}", requests, devices, consumers)
+    holds = (Hold(uuid(0), gib * GIB, GIB),)
+    fields = {"id": f"{number:032x}", "created": 1700000000.5, "library": LIBRARY, **more}
+    return Allocation(number=number, holds=holds, origin=origin, **fields)
 
 
 def table(*allocations: Allocation) -> AllocationTable:

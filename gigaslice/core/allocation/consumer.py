@@ -14,7 +14,10 @@ from typing import Protocol
 
 from gigaslice.core.model import Pod
 
-__all__ = ["Consumer", "ContainerRef", "Origin", "common_names"]
+__all__ = ["OBJECT_LABELS", "Consumer", "ContainerRef", "ObjectPart", "Origin", "common_names", "labels_of"]
+
+OBJECT_LABELS = ("namespace", "pod", "container", "claim", "request")
+"""The labels that tell the allocations of a node apart, in the order of `labels_of`."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,12 +62,32 @@ def common_names(consumers: Iterable[Consumer]) -> tuple[str, str, str]:
     return namespace, pod, container
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectPart:
+    """What an allocation was asked for by, where that is an object of the cluster beside its containers.
+
+    Attributes:
+        namespace: The namespace of the object.
+        name: The name of the object: of a claim.
+        parts: The names of those of its parts that the allocation is for: requests of the claim.
+    """
+
+    namespace: str
+    name: str
+    parts: tuple[str, ...]
+
+
 class Origin(Protocol):
     """What an allocation was made for, and what the core may ask about that."""
 
     @property
     def consumers(self) -> Iterable[Consumer]:
         """The containers that use the allocation, as far as they are known; in the order of their names."""
+        ...
+
+    @property
+    def asked_by(self) -> ObjectPart | None:
+        """The object that it was asked for by; None where that is the container itself."""
         ...
 
     @property
@@ -95,3 +118,16 @@ class Origin(Protocol):
         one's way.
         """
         ...
+
+
+def labels_of(origin: Origin) -> tuple[str, ...]:
+    """The values of `OBJECT_LABELS`: of two allocations on a node they differ, also before consumers are known.
+
+    A label that the consumers do not have in common is empty. So of a claim, which containers of several pods can
+    share, namespace, name and requests are labels, too.
+    """
+    namespace, pod, container = common_names(origin.consumers)
+    asked_by = origin.asked_by
+    if asked_by is None:
+        return namespace, pod, container, "", ""
+    return asked_by.namespace, pod, container, asked_by.name, "+".join(asked_by.parts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gigaslice.core.allocation.consumer import Consumer
+from gigaslice.core.allocation.consumer import Consumer, ObjectPart
 from gigaslice.core.allocation.table import Allocation, AllocationTable
 from gigaslice.core.model import Share
 
@@ -75,6 +75,11 @@ class ClaimOrigin:
     def supersedes(self) -> tuple[str, ...]:
         """None: a claim takes no other one's place."""
         return ()
+
+    @property
+    def asked_by(self) -> ObjectPart:
+        """The claim, and its requests."""
+        return ObjectPart(self.namespace, self.claim, self.requests)
 
     @property
     def key(self) -> str:

@@ -87,6 +87,7 @@ class DevicePluginOrigin:
     undecided: bool = False
 
     key = ""
+    asked_by = None
     follows_annotations = True
     may_grow = True
 

@@ -17,10 +17,11 @@ from agent.ledgers.usage import Reading
 from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.deviceplugin.origin import Owner, plugin, with_origin
 from gigaslice.core.kube.cgroups import Place
-from tests.fakes.nodes import GIB, allocation, uuid, whole_allocation
+from tests.fakes.nodes import GIB, allocation, claim_allocation, consumer, uuid, whole_allocation
 from vcuda import ProcessUsage
 
 UID, OTHER = "2c48913c-b29f-11e7-9350-020968147796", "ffffffff-b29f-11e7-9350-020968147796"
+THIRD = "eeeeeeee-b29f-11e7-9350-020968147796"
 ONE, TWO = "a1" * 32, "b2" * 32
 
 
@@ -142,6 +143,24 @@ def test_a_slot_of_a_process_that_runs_in_another_pod_is_no_slot():
         == {}
     )
     assert credible_owners({10: {mine.id}}, [seen(mounted=other.id)], [mine, other], {}) == {}
+
+
+def test_a_quota_that_pods_share_has_the_processes_of_each():
+    shared = claim_allocation(1, "shared", consumer("a", UID), consumer("b", OTHER))
+    pods = {UID: ("default", "a"), OTHER: ("default", "b"), THIRD: ("default", "c")}
+    slots = {10: {shared.id}, 11: {shared.id}, 12: {shared.id}}
+    processes = [seen(10, Place(UID, ONE)), seen(11, Place(OTHER, TWO)), seen(12, Place(THIRD, "c3" * 32))]
+    assert credible_owners(slots, processes, [shared], pods) == {10: shared.id, 11: shared.id}
+    owners = [owner_of(replace(process, mounted=""), [shared], pods, {}) for process in processes]
+    assert owners == [shared.id, shared.id, None]
+    without_slots = examine({uuid(0): {10: GIB, 11: GIB, 12: GIB}}, {}, processes, [shared], pods)
+    assert without_slots.without_library == {shared.id: {uuid(0): 2 * GIB}}
+
+
+def test_of_a_claim_without_consumers_nothing_contradicts_a_slot():
+    shared = claim_allocation(1, "shared")
+    slots = {10: {shared.id}}
+    assert credible_owners(slots, [seen(10, Place(UID, ONE))], [shared], PODS) == {10: shared.id}
 
 
 def test_of_two_who_have_a_process_the_one_that_it_has_mounted_is_right():

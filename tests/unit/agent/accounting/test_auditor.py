@@ -14,10 +14,11 @@ from gigaslice.core.allocation.consumer import ContainerRef
 from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.kube.cgroups import Place
 from gigaslice.core.model import Pod
-from tests.fakes.nodes import GIB, allocation, uuid
+from tests.fakes.nodes import GIB, allocation, claim_allocation, consumer, uuid
 from vcuda import ProcessUsage
 
 UID, ID = "2c48913c-b29f-11e7-9350-020968147796", "a1" * 32
+OTHER = "ffffffff-b29f-11e7-9350-020968147796"
 POD = Pod("default", "a", UID)
 
 
@@ -120,6 +121,33 @@ def test_by_policy_the_pod_is_told_then_given_time_then_evicted(tmp_path):
     assert world.cluster.evicted == [POD]
     assert world.counters.evictions == 1
     assert world.reasons() == ["ProcessWithoutLibrary", "GPUMemoryOveruse", "EvictionPending"]
+
+
+def test_of_a_shared_quota_every_pod_is_told_and_evicted(tmp_path):
+    other, going = Pod("default", "b", OTHER), Pod("default", "c", "uid-c", ending=True)
+    world = World(tmp_path, "evict", grace=30)
+    world.cluster.pods |= {("default", pod.name): pod for pod in (other, going)}
+    consumers = [consumer(pod.name, pod.uid) for pod in (POD, other, going)]
+    world.allocation = claim_allocation(1, "shared", *consumers)
+    world.table = AllocationTable((world.allocation,), 2)
+    world.rounds(3)
+    told = {(pod, reason) for pod, _, reason, _, _ in world.cluster.events}
+    assert {("a", "GPUMemoryOveruse"), ("b", "GPUMemoryOveruse")} <= told
+    world.now += 30
+    world.rounds(5)
+    assert world.cluster.evicted == [POD, other], "and not the one that ends by itself"
+    assert world.counters.evictions == 2
+    told = [pod for pod, _, reason, _, _ in world.cluster.events if reason == "EvictionPending"]
+    assert set(told) >= {"a", "b"}
+
+
+def test_a_shared_quota_without_pods_evicts_none(tmp_path):
+    world = World(tmp_path, "evict", grace=0)
+    world.allocation = claim_allocation(1, "shared")
+    world.table = AllocationTable((world.allocation,), 2)
+    world.owners = {10: world.allocation.id}
+    world.rounds(5)
+    assert world.cluster.evicted == [] and world.cluster.events == []
 
 
 def test_who_stops_in_time_begins_anew(tmp_path):

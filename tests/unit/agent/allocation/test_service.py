@@ -36,6 +36,7 @@ class Ticket:
     key: str
     consumers: tuple[Consumer, ...] = ()
 
+    asked_by = None
     undecided = False
     follows_annotations = False
     may_grow = True

@@ -14,7 +14,7 @@ from agent.ledgers import usage
 from agent.limits import cpus as module
 from agent.limits.cpus import CpuBinder, narrowed
 from gigaslice.core.allocation.table import AllocationTable
-from tests.fakes.nodes import allocation, inventory
+from tests.fakes.nodes import allocation, claim_allocation, consumer, inventory
 from vcuda import ProcessUsage
 
 
@@ -126,6 +126,22 @@ def test_the_company_in_a_pods_cgroup_is_bound_too_and_no_other(tmp_path, sleepe
     asyncio.run(
         CpuBinder(Ledgers([1 << 29], (0, range(2))), inventory, 1.0, sysfs=tmp_path, proc=proc).round()
     )
+    assert os.sched_getaffinity(sleeper) == ({cpus[0]} if bound else set(cpus))
+
+
+@pytest.mark.parametrize(
+    ("number", "bound"), [(0, True), (1, True), (2, False)], ids=["first", "second", "stranger"]
+)
+def test_the_processes_of_each_pod_of_a_shared_quota_are_bound(tmp_path, sleeper, cpus, number, bound):
+    uids = [f"0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f{digit}" for digit in range(3)]
+    write_node(tmp_path, 0, f"{cpus[0]}\n")
+    proc = tmp_path / "proc"
+    (proc / str(sleeper) / "task" / str(sleeper)).mkdir(parents=True)
+    (proc / str(sleeper) / "cgroup").write_text(f"0::/kubepods/pod{uids[number]}/c1\n")
+    ledgers = Ledgers([sleeper])
+    shared = claim_allocation(1, "shared", consumer("a", uids[0]), consumer("b", uids[1]))
+    ledgers.table = AllocationTable((shared,), 2)
+    asyncio.run(CpuBinder(ledgers, inventory, 1.0, sysfs=tmp_path, proc=proc).round())
     assert os.sched_getaffinity(sleeper) == ({cpus[0]} if bound else set(cpus))
 
 

@@ -33,7 +33,7 @@ from gigaslice.core.deviceplugin.origin import with_origin
 from gigaslice.core.limits.driver_limit_messages import GpuLimitState, PodLimitState
 from gigaslice.runtime.metrics import Exposition
 from tests.fakes.cluster import MemoryCluster
-from tests.fakes.nodes import allocation, inventory, uuid
+from tests.fakes.nodes import allocation, claim_allocation, consumer, inventory, uuid
 from vcuda import ProcessUsage, ShareUsage
 
 WHO = ContainerRef("default", "a", "c0")
@@ -181,7 +181,7 @@ def test_how_the_inventory_is_published_is_told_where_there_is_an_api_server(tmp
 # --- one container, one GPU ---------------------------------------------------------------------------------------
 
 GPU = (uuid(0),)
-OF_CONTAINER = (uuid(0), "default", "a", "c0")
+OF_CONTAINER = (uuid(0), "default", "a", "c0", "", "")
 GIB = 1 << 30
 
 
@@ -216,6 +216,33 @@ def test_what_a_container_may_use_and_uses(tmp_path):
     gone = replace(reading, processes=(dead,))
     node.memory_monitor.last = {node.allocation.id: MeasuredAllocation(gone, None)}
     assert series(node)["gigaslice_container_memory_undeclared_bytes"] == {OF_CONTAINER: 0}, "nobody holds it"
+
+
+def test_claims_are_told_apart_whoever_uses_them(tmp_path):
+    node = Node(tmp_path)
+    pods = (consumer("p", "uid-p"), consumer("q", "uid-q"))
+    node.holds(
+        claim_allocation(1, "first", *pods, gib=2),
+        claim_allocation(2, "second", *pods, gib=3),
+        claim_allocation(3, "unused", gib=4),
+        claim_allocation(4, "parts", pods[0], gib=5, requests=("a", "b")),
+        claim_allocation(5, "parts", pods[1], gib=6, requests=("c",)),
+    )
+    node.round((0, 1, 3), spent=1.0)
+    told = series(node)
+    owners = {
+        ("default", "", "c0", "first", "gpu"): 2,
+        ("default", "", "c0", "second", "gpu"): 3,
+        ("default", "", "", "unused", "gpu"): 4,
+        ("default", "p", "c0", "parts", "a+b"): 5,
+        ("default", "q", "c0", "parts", "c"): 6,
+    }
+    limits = {(uuid(0), *labels): gib * GIB for labels, gib in owners.items()}
+    assert told["gigaslice_container_memory_limit_bytes"] == limits
+    assert told["gigaslice_container_attached"].keys() == owners.keys()
+    used = {labels for labels in owners if labels[3] != "unused"}
+    assert told["gigaslice_container_oom_errors_total"] == dict.fromkeys(used, 3)
+    assert told["gigaslice_container_compute_seconds_total"].keys() == {(uuid(0), *one) for one in used}
 
 
 def test_time_that_launches_were_delayed_adds_up(tmp_path):

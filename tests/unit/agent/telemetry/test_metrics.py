@@ -14,6 +14,8 @@ from gigaslice.runtime.metrics import Exposition, Values
 
 DASHBOARD = Path(__file__).resolve().parents[4] / "deploy" / "grafana" / "gigaslice.json"
 
+NO_CLAIM = {"claim": "", "request": ""}  # for Prometheus, labels that are not there
+
 
 def read(values):
     text = Exposition(lambda: values, node="node-a").prepare()().decode()
@@ -31,16 +33,22 @@ def test_names_follow_the_conventions():
 
 def test_values_are_written_with_the_node_and_their_labels():
     values = Values(METRICS)
-    values.add("gigaslice_container_oom_errors_total", 3, "default", "a", 'c"0')
+    values.add("gigaslice_container_oom_errors_total", 3, "default", "a", 'c"0', "", "")
     (sample,) = read(values)["gigaslice_container_oom_errors"]
     assert sample.value == 3
-    assert sample.labels == {"node": "node-a", "namespace": "default", "pod": "a", "container": 'c"0'}
+    assert sample.labels == {
+        "node": "node-a",
+        "namespace": "default",
+        "pod": "a",
+        "container": 'c"0',
+        **NO_CLAIM,
+    }
 
 
 def test_equal_labels_add_up_instead_of_spoiling_everything():
     values = Values(METRICS)
     for count in (3, 4):
-        values.add("gigaslice_container_memory_used_bytes", count, "GPU-1", "", "", "")
+        values.add("gigaslice_container_memory_used_bytes", count, "GPU-1", "", "", "", "", "")
     (sample,) = read(values)["gigaslice_container_memory_used_bytes"]
     assert sample.value == 7
 
@@ -49,7 +57,7 @@ def test_labels_of_others_are_one_line_for_every_reader():
     """prometheus_client escapes LF alone; str.splitlines, and readers like it, end a line at CR and others too."""
     values = Values(METRICS)
     for end in ("\r", "\n", "\x85", "\u2028", "\x00", "\u202e"):
-        values.add("gigaslice_container_oom_errors_total", 3, "default", f"a{end}b", "main")
+        values.add("gigaslice_container_oom_errors_total", 3, "default", f"a{end}b", "main", "", "")
     text = Exposition(lambda: values, node="node-a").prepare()().decode()
     assert text.split("\n") == [*text.splitlines(), ""]
     assert all(line.isprintable() for line in text.splitlines())
@@ -83,7 +91,7 @@ def test_a_histogram_counts_upwards():
 
 def test_a_series_ends_with_its_allocation():
     now = Values(METRICS)
-    now.add("gigaslice_container_slices", 8, "GPU-1", "default", "a", "c0")
+    now.add("gigaslice_container_slices", 8, "GPU-1", "default", "a", "c0", "", "")
     exposition = Exposition(lambda: now, node="node-a")
     assert b'pod="a"' in exposition.prepare()()
     now = Values(METRICS)
