@@ -153,6 +153,21 @@ def test_the_parameters_that_the_policies_know_are_those_of_the_table():
     assert len(rights) == len(bounded) + 1, "and cores"
 
 
+def test_cores_are_bounded_in_each_class_that_leads_to_the_driver():
+    def classes(*more: str) -> Any:
+        documents = listed(*ON, *more)
+        (bound,) = (
+            one
+            for one in documents
+            if one["kind"] == "ValidatingAdmissionPolicy" and "-claim-rights" in one["metadata"]["name"]
+        )
+        (text,) = (one["expression"] for one in bound["spec"]["variables"] if one["name"] == "cores")
+        return yaml.safe_load(text.partition("deviceClassName.orValue(\"\") in ")[2].partition(")")[0])
+
+    assert classes() == [CLASS]
+    assert classes("--set", f"admission.deviceClasses={{big.example,{CLASS}}}") == [CLASS, "big.example"]
+
+
 def test_rights_follow_the_value():
     for rights, actions in (("deny", ["Deny"]), ("warn", ["Warn"])):
         found = [
