@@ -39,7 +39,8 @@ from gigaslice.runtime.wakeup import Alarm
 
 __all__ = ["SlicePublisher", "SliceTimes"]
 
-_BURST, _REFILL = 3.0, 1.0  # writes at once; seconds for another one
+# Writes at once; seconds for another one. However often health changes, the slice is less than a second behind.
+_BURST, _REFILL = 3.0, 0.5
 _LONGEST_PAUSE = 30.0
 _FAILURES = 3  # in a row until a server that may be restarting is a problem
 _FOREVER = 3600.0

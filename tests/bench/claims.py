@@ -4,11 +4,13 @@
 The agent is a process of its own with an inventory file and an API server stand-in. Calls are made over the kubelet's
 socket, through the front. A call reads its claim from the API server, so a GET of the same claim by the same kind of
 client is timed beside it, alternately: that part is the API server's and the network's. Memory is that of front and
-agent with 100 allocations, by either API, each with its pod.
+agent with 100 allocations, by either API, each with its pod. Health is timed on GPUs of the simulated driver, from an
+Xid to the taint in the slice that the API server has, for eight GPUs one after the other.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import tempfile
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,24 @@ from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as plugin_rpc
 from agent.kubelet.pb import dra_v1_pb2 as api
 from gigaslice.core.claims.names import device_name
 from tests.bench.agent import GIB, GPUS, ROOT, inventory, percentile
+from tests.fakedriver.env import driver_env, library_directory
 from tests.fakes.kubeapi import NODE, ApiServer, pod_document
 from tests.steps import each
 
 CLAIMS, ROUNDS, PORT = 100, 300, 39446
+TURNS, HEALTH_GPUS = 5, 8
+MACHINE = """\
+driver_version: 550.163.01
+cuda_version: 12040
+context_memory: 100MiB
+seed: 7
+
+gpu *:
+  model: NVIDIA L4
+  memory: 24GiB
+  capability: 8.9
+  multiprocessors: 58
+""" + "".join(f"gpu {number}:\n  pci: 00000000:{0x3B + number:02x}:00.0\n" for number in range(HEALTH_GPUS))
 PREPARE = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"
 UNPREPARE = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodeUnprepareResources"
 CLAIMS_PATH = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
@@ -87,14 +103,17 @@ def put_claim(kube: ApiServer, number: int, gpu: int, gib: int) -> api.Claim:
 
 
 @contextmanager
-def node(directory: Path, kube: ApiServer, *flags: str) -> Iterator[list[psutil.Process]]:
-    """A running agent; its processes."""
+def node(
+    directory: Path, kube: ApiServer, *flags: str, machine: Mapping[str, str] | None = None
+) -> Iterator[list[psutil.Process]]:
+    """A running agent; its processes. MACHINE is the environment of a simulated driver, whose GPUs it has then."""
     kubelet = directory / "kubelet"
     for name in ("plugins/gigaslice.io", "plugins_registry", "device-plugins"):
         (kubelet / name).mkdir(parents=True, exist_ok=True)
     (directory / "inventory.yaml").write_text(inventory())
     command = [sys.executable, "-m", "gigaslice_cli", "node", f"--state-dir={directory / 'state'}"]
-    command += [f"--inventory={directory / 'inventory.yaml'}", f"--kubelet-root={kubelet}"]
+    source = directory / "inventory.yaml" if machine is None else "nvml"
+    command += [f"--inventory={source}", f"--kubelet-root={kubelet}"]
     command += [f"--kubelet-dir={kubelet / 'device-plugins'}", f"--pod-resources={directory / 'none.sock'}"]
     command += [
         f"--cdi-dir={directory / 'cdi'}",
@@ -102,7 +121,7 @@ def node(directory: Path, kube: ApiServer, *flags: str) -> Iterator[list[psutil.
         f"--node-name={NODE}",
     ]
     command += [f"--metrics-address=127.0.0.1:{PORT}", "--log-level=error", *flags]
-    with subprocess.Popen(command, cwd=ROOT) as front:
+    with subprocess.Popen(command, cwd=ROOT, env=machine) as front:
         try:
             process = psutil.Process(front.pid)
             yield [process, *children(process)]
@@ -183,6 +202,45 @@ def measure_claims(directory: Path) -> tuple[list[float], list[float], list[floa
     return prepared, unprepared, read, size
 
 
+def tainted(kube: ApiServer) -> int:
+    """How many devices the API server has with a taint; -1 without a slice."""
+    slices = kube.all("resourceslices")
+    devices = [device for one in slices for device in one["spec"].get("devices") or ()]
+    return sum(bool(device.get("taints")) for device in devices) if devices else -1
+
+
+def reach(kube: ApiServer, count: int) -> None:
+    """Returns when so many devices have a taint."""
+    deadline = time.monotonic() + 60
+    while tainted(kube) != count:
+        if time.monotonic() > deadline:
+            sys.exit(f"bench: {tainted(kube)} devices with a taint, not {count}")
+        time.sleep(0.005)
+
+
+def measure_health(directory: Path) -> list[float]:
+    """Milliseconds from an Xid to the GPU's taint."""
+    description = directory / "machine.txt"
+    description.write_text(MACHINE)
+    machine = {**os.environ, **driver_env(description, directory / "machine.state")}
+    times = []
+    for turn in each(range(TURNS), "Xids", even=True):
+        folder = directory / str(turn)
+        folder.mkdir()
+        with ApiServer(NODE) as kube, node(folder, kube, "--api=dra", machine=machine):
+            reach(kube, 0)
+            time.sleep(1)  # the driver is listened to
+            for gpu in range(HEALTH_GPUS):
+                begun = time.perf_counter()
+                subprocess.run(
+                    [library_directory() / "fakectl", "xid", str(gpu), "95"], env=machine, check=True
+                )
+                reach(kube, gpu + 1)
+                times.append((time.perf_counter() - begun) * 1e3)
+        subprocess.run([library_directory() / "fakectl", "reset"], env=machine, check=True)
+    return times
+
+
 def measure_plugins(directory: Path) -> int:
     """Bytes of the processes with as many allocations by device plugins."""
     with ApiServer(NODE) as kube, node(directory, kube, "--api=device-plugin") as processes:
@@ -211,11 +269,15 @@ def main() -> None:
             directory.mkdir()
         prepared, unprepared, read, size = measure_claims(claims)
         beside = measure_plugins(plugins)
+        ill = Path(scratch) / "h"
+        ill.mkdir()
+        health = measure_health(ill)
     table = Table("figure", "p50", "p99", title=f"claims at a node with {CLAIMS} of them, {GPUS} × {GIB} GiB")
     for name, values in (
         ("NodePrepareResources, ms", prepared),
         ("NodeUnprepareResources, ms", unprepared),
         ("GET of a claim by itself, ms", read),
+        ("from an Xid to the taint in the slice, ms", health),
     ):
         table.add_row(name, f"{statistics.median(values):.1f}", f"{percentile(values, 0.99):.1f}")
     table.add_row("memory of front and agent, MiB", f"{size / 2**20:.1f}", "")
