@@ -35,6 +35,8 @@ __all__ = ["Explanation", "PodSituation", "explain"]
 
 _CLOSELY = 40
 """Nodes of which every GPU is looked at."""
+_SEARCHED = 200
+"""Nodes that are searched for pods whose end would make room: 0.2 ms for each, and a tenth of a second for all."""
 _EVENT_BYTES = 1024
 _FITS_BUT = "would fit, but the node takes no pods: it is cordoned or not ready"
 
@@ -201,7 +203,8 @@ def _unbound(
                 "kubectl describe pod: what else it needs, such as processors, volumes or tolerations",
             ),
         )
-    shown = [*fitting[:_CLOSELY], *_nearest(state, refused)][:_CLOSELY]
+    nearest = _nearest(state, refused)
+    shown = [*fitting[:_CLOSELY], *nearest][:_CLOSELY]
     reports = state.report(demand, shown)
     reports.sort(key=lambda report: shown.index(report.node))
     lines = lines_of(reports, demand, state.units)
@@ -210,7 +213,8 @@ def _unbound(
     lines += [
         NodeLine(f"{sentence} (more of them)", count) for sentence, count in sorted(rest.items()) if count
     ]
-    suggestions = suggestions_for(state, demand, reports)
+    searched = [name for name in nearest if not refused[name].permanent and _takes_pods(state, name)]
+    suggestions = suggestions_for(state, demand, reports, searched)
     if any(refusal.reason in (RefusalReason.NO_GPU, RefusalReason.NO_ROOM) for refusal in refused.values()):
         suggestions += [f"moving pods: {move}" for move in moves[:1]]
     reasons = Counter(refusal.text for refusal in refused.values())
@@ -235,7 +239,7 @@ def _nearest(state: ClusterState, refused: Mapping[str, Refusal]) -> list[str]:
         free = 0 if refusal.permanent else max(map(_free, state.room(name)), default=0)
         return refusal.permanent, -free, -_ORDER[refusal.reason], name
 
-    return nsmallest(_CLOSELY, refused, key)
+    return nsmallest(_SEARCHED, refused, key)
 
 
 _free = attrgetter("free")

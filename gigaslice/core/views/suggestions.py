@@ -20,12 +20,22 @@ __all__ = ["suggestions_for"]
 _SAID = 3  # of one kind
 
 
-def suggestions_for(state: ClusterState, demand: PodDemand, reports: Sequence[NodeReport]) -> list[str]:
-    """Sentences for a pod that fits no node; REPORTS are of the nodes that come nearest."""
+def suggestions_for(
+    state: ClusterState, demand: PodDemand, reports: Sequence[NodeReport], searched: Sequence[str]
+) -> list[str]:
+    """Returns sentences for a pod that fits no node.
+
+    Args:
+        state: The cluster.
+        demand: What the pod asks for.
+        reports: Of the nodes that come nearest.
+        searched: The nodes that take pods and on which it would fit if there were room, as far as they are searched for
+            pods whose end would make room.
+    """
     suggestions = [
         *_nodes(reports),
         *_less(state, demand, reports),
-        *_pods(state, demand, reports),
+        *_pods(state, demand, searched),
         *_healing(reports),
     ]
     if suggestions:
@@ -70,13 +80,8 @@ def _fits(state: ClusterState, container: ContainerDemand, slices: int, node: st
     return state.refusal(PodDemand((replace(container, slices=slices),)), node) is None
 
 
-def _pods(state: ClusterState, demand: PodDemand, reports: Sequence[NodeReport]) -> list[str]:
+def _pods(state: ClusterState, demand: PodDemand, nodes: Sequence[str]) -> list[str]:
     """Pods whose end would make room, one set for each node, the fewest pods first."""
-    nodes = [
-        report.node
-        for report in reports
-        if report.refusal is not None and not report.refusal.permanent and report.schedulable and report.ready
-    ]
     return [_ending(state, ending) for ending in ending_pods(state, demand, nodes, most=_SAID)]
 
 

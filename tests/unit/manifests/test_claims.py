@@ -162,7 +162,7 @@ def test_cores_are_bounded_in_each_class_that_leads_to_the_driver():
             if one["kind"] == "ValidatingAdmissionPolicy" and "-claim-rights" in one["metadata"]["name"]
         )
         (text,) = (one["expression"] for one in bound["spec"]["variables"] if one["name"] == "cores")
-        return yaml.safe_load(text.partition("deviceClassName.orValue(\"\") in ")[2].partition(")")[0])
+        return yaml.safe_load(text.partition('deviceClassName.orValue("") in ')[2].partition(")")[0])
 
     assert classes() == [CLASS]
     assert classes("--set", f"admission.deviceClasses={{big.example,{CLASS}}}") == [CLASS, "big.example"]

@@ -256,6 +256,23 @@ def test_the_nearest_node_is_among_those_that_are_looked_at() -> None:
     assert found.suggestions[0] == "asking for 7 GiB or less: n077 has that on one GPU"
 
 
+@pytest.mark.parametrize("asked", [14, 16])
+def test_the_fewest_pods_are_told_of_all_nodes_and_not_of_the_nearest_alone(asked) -> None:
+    """Forty-five nodes have a little free and two pods; the one without anything free has a single pod."""
+    state = ClusterState()
+    for number in range(45):
+        name = f"n{number:03}"
+        state.put_node(facts(name, [inventory_gpu(name, 0, 16)]))
+        state.put_pod(bound(f"a{number}", name, (0, 8)))
+        state.put_pod(bound(f"b{number}", name, (0, 7)))
+    state.put_node(facts("z", [inventory_gpu("z", 0, 16)]))
+    state.put_pod(bound("alone", "z", (0, 16)))
+    found = explain(state, pod("new", container(slices=asked)))
+    (first, *others) = [text for text in found.suggestions if "ending" in text]
+    assert first == "pod team/pod-alone ending: it has 16 GiB of GPU0 of z"
+    assert others and all(text.startswith("these 2 pods") for text in others)
+
+
 def test_moves_are_told_where_room_is_missing() -> None:
     assert "moving pods: restart x" in explain(six_and_six(), eight(), ["restart x", "restart y"]).suggestions
 

@@ -19,7 +19,7 @@ def exposed(*rows: tuple[str, float, tuple[str, ...]], standby: bool = False) ->
     if standby:
         values.add("gigaslice_standby", 1)
     for name, value, labels in rows:
-        values.add(name, value, *labels)
+        values.add(name, value, *labels, "", "")  # of no claim
 
     class Collected(CollectorRegistry):
         def collect(self):
