@@ -8,6 +8,7 @@ something, such as a driver or a permission. Only the frame and the commands pri
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -91,11 +92,20 @@ def _dispatch(arguments: list[str]) -> int:
     parsed, unknown = make_parser(arguments[0] if arguments else "").parse_known_args(arguments)
     parsed.frame = CommandFrame(vcuda.__version__, _EXIT_STATUS, make_parser)
     speak_as(parsed.parser.prog)
-    parsed.mistakes = tuple(_unknown(argument, parsed) for argument in unknown)
+    parsed.mistakes = tuple(_unknown(argument, parsed) for argument in _without_values(unknown, arguments))
     if parsed.mistakes and not loads_settings(parsed.module):
         raise ConfigError(parsed.mistakes)
     command: Command = parsed.module
     return command.run(parsed)
+
+
+def _without_values(unknown: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """The UNKNOWN ones of ARGUMENTS without those that are values of an unknown flag: one slip is one line."""
+    flags = {word for word in unknown if word.startswith("--") and "=" not in word}
+    values = {
+        value for flag, value in itertools.pairwise(arguments) if flag in flags and not value.startswith("-")
+    }
+    return [word for word in unknown if word not in values]
 
 
 def _unknown(argument: str, parsed: argparse.Namespace) -> str:

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from agent.commands.node_flags import add_state_dir
+from gigaslice.runtime.command_line.output import add_json
 from gigaslice.runtime.command_line.watch import Picture, add_watch, show
 
 HELP = "show which container holds what on this node"
@@ -16,7 +17,7 @@ HELP = "show which container holds what on this node"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds where the state is and how it is shown."""
     add_state_dir(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_json(parser, "print JSON instead of a table")
     add_watch(parser)
 
 

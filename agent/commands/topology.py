@@ -9,6 +9,7 @@ from agent import config
 from agent.commands.node_flags import setting
 from gigaslice.runtime import settings
 from gigaslice.runtime.command_line.command import OK, report
+from gigaslice.runtime.command_line.output import add_format
 
 HELP = "show how the GPUs are joined and what that costs"
 DESCRIPTION = "The resource-access-cost tree by which GPUs are chosen: the farther apart, the higher."
@@ -19,9 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds where GPUs come from and the format."""
     for row in (setting("inventory"), setting("slice")):
         parser.add_argument(f"--{row.flag}", metavar=row.metavar, help=f"{row.help} (default: {row.default})")
-    parser.add_argument(
-        "--format", choices=FORMATS, default="text", help="text (default), Graphviz dot, or SVG"
-    )
+    add_format(parser, FORMATS, "text (default), Graphviz dot, or SVG")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -17,6 +17,8 @@ from gigaslice.cluster_commands.target_flags import (
 from gigaslice.core.errors import ConfigError
 from gigaslice.core.model import AnnotationRights, annotation_rights
 from gigaslice.runtime import settings
+from gigaslice.runtime.command_line.manual import offer
+from gigaslice.runtime.command_line.output import add_format
 from gigaslice.runtime.command_line.watch import Picture
 from gigaslice.runtime.progress import StepProgress
 
@@ -26,16 +28,19 @@ if TYPE_CHECKING:
     from gigaslice.kubeapi.client import KubeClient
 
 HELP = "say why a pod waits for GPUs, or which it has"
-DESCRIPTION = "gigaslice explain pod NAME: node by node and GPU by GPU, and what would help."
+DESCRIPTION = "gigaslice explain pod NAME, or pod/NAME: node by node and GPU by GPU, and what would help."
+_PODS = ("pod", "pods", "po")
 _RIGHTS = "GIGASLICE_ANNOTATION_RIGHTS"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds which pod, and which cluster."""
-    parser.add_argument("kind", choices=("pod",), metavar="pod", help="what is explained")
-    parser.add_argument("name", metavar="NAME", help="the pod's name")
+    offer(
+        parser.add_argument("kind", metavar="pod", help="what is explained; pod/NAME is one word"), ("pod",)
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", default="", help="the pod's name")
     parser.add_argument("--namespace", "-n", metavar="NS", default="", help="default: the context's")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="text (default) or JSON")
+    add_format(parser, ("text", "json"), "text (default) or JSON")
     parser.add_argument(
         "--annotation-rights",
         choices=[rights.value for rights in AnnotationRights],
@@ -47,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the explanation; fails where there is no such pod."""
+    name = _pod_name(arguments.kind, arguments.name)
     where = cluster_target(arguments)
     from gigaslice.cluster_commands import cluster
     from gigaslice.core.cluster.moves import freeing_plans
@@ -62,8 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     async def read(client: KubeClient, progress: StepProgress) -> tuple[Pod | None, ClusterContent, str]:
         content = await cluster.read_cluster(client, rights, progress=progress)
-        pod = await cluster.read_pod(client, namespace, arguments.name)
-        missing = "" if pod else await cluster.no_such_pod(client, content, namespace, arguments.name)
+        pod = await cluster.read_pod(client, namespace, name)
+        missing = "" if pod else await cluster.no_such_pod(client, content, namespace, name)
         return pod, content, missing
 
     def shown() -> Picture:
@@ -80,3 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
         return Picture(explanation.text(), notes_of(content))
 
     return show_format(shown, arguments)
+
+
+def _pod_name(kind: str, name: str) -> str:
+    """The pod's name, of "pod NAME" or "pod/NAME" as kubectl has them. Raises ConfigError for anything else."""
+    kind, _, joined = kind.partition("/")
+    if kind not in _PODS or not (joined or name) or (joined and name):
+        raise ConfigError(["what is explained is one pod: gigaslice explain pod NAME, or pod/NAME"])
+    return joined or name

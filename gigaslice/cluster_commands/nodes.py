@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gigaslice.cluster_commands.target_flags import (
     add_cluster_watch,
-    add_format,
+    add_list_format,
     add_target,
     as_text,
     cluster_target,
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="only this node, or those with these labels, such as pool=a100,zone!=b (default: all)",
     )
-    add_format(parser, "svg")
+    add_list_format(parser, "svg")
     add_cluster_watch(parser)
     add_target(parser)
 

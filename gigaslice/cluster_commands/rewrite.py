@@ -18,6 +18,7 @@ from gigaslice.core.errors import ConfigError, InputError
 from gigaslice.core.text import plain, plural
 from gigaslice.core.units import parse_bytes
 from gigaslice.runtime.command_line.command import FAILED, MISTAKE, OK, report
+from gigaslice.runtime.command_line.output import add_format
 
 if TYPE_CHECKING:
     from gigaslice.core.rewrite.gpu_request import RewriteSettings
@@ -42,13 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a file, a directory (its .yaml, .yml and .json files), or - for standard input",
     )
-    parser.add_argument(
-        "--format",
-        "-o",
-        "--output",
-        choices=("diff", "manifest"),
-        default="diff",
-        help="diff (default), or manifest: all of them rewritten, one after another",
+    add_format(
+        parser, ("diff", "manifest"), "diff (default), or manifest: all of them rewritten, one after another"
     )
     parser.add_argument(
         "--gpu-size",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gigaslice.core.errors import ConfigError
 from gigaslice.runtime import settings
+from gigaslice.runtime.command_line.output import add_format
 from gigaslice.runtime.command_line.watch import Picture, add_watch, show
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_cluster_watch",
-    "add_format",
+    "add_list_format",
     "add_target",
     "as_text",
     "cluster_target",
@@ -47,13 +48,13 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_format(parser: argparse.ArgumentParser, *more: str) -> None:
+def add_list_format(parser: argparse.ArgumentParser, *more: str) -> None:
     """Adds how a list is printed. MORE: formats that only this command has."""
     formats = ("table", "wide", "json", "yaml", "name", *more)
-    parser.add_argument(
-        "--format", "-o", "--output", choices=formats, default="table",
-        help=f"{', '.join(formats)}; wide: a table with nothing cut; name: as kubectl takes them (default: table)",
-    )  # fmt: skip
+    meaning = (
+        f"{', '.join(formats)}; wide: a table with nothing cut; name: as kubectl takes them (default: table)"
+    )
+    add_format(parser, formats, meaning)
 
 
 def add_cluster_watch(parser: argparse.ArgumentParser) -> None:

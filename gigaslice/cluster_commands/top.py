@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gigaslice.cluster_commands.target_flags import (
     add_cluster_watch,
-    add_format,
+    add_list_format,
     add_target,
     as_text,
     cluster_target,
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what is added up (default: namespaces)",
     )
     parser.add_argument("--namespace", "-n", metavar="NS", default="", help="only this namespace")
-    add_format(parser)
+    add_list_format(parser)
     add_cluster_watch(parser)
     add_target(parser)
 

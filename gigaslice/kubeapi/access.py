@@ -122,7 +122,8 @@ def find_access(
     if files is not None:
         return access_of(read_kubeconfig(files), context), f"kubeconfig {files}"
     if not service:
-        return None, "not in a cluster, and no --kubeconfig"
+        absent = f'; none of the files of $KUBECONFIG "{variable}" is there' if variable else ""
+        return None, f"not in a cluster, and no --kubeconfig{absent}"
     if not (account / "token").exists():
         return (
             None,

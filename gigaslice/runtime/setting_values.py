@@ -6,9 +6,11 @@ Each function takes the text and returns the value, or raises ValueError with a 
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,7 @@ __all__ = [
     "count",
     "is_off",
     "node_name",
+    "offered_words",
     "on_off",
     "optional_path",
     "path_or_off",
@@ -41,14 +44,14 @@ def is_off(text: str) -> bool:
 def on_off(text: str) -> str:
     """One of "on" and "off"."""
     if not is_off(text) and text.lower() not in ("on", "true", "yes"):
-        raise ValueError("must be one of on, off")
+        raise ValueError(_none_of(text, ("on", "off")))
     return "off" if is_off(text) else "on"
 
 
 def auto_off(text: str) -> str:
     """One of "auto" and "off"."""
     if not is_off(text) and text != "auto":
-        raise ValueError("must be one of auto, off")
+        raise ValueError(_none_of(text, ("auto", "off")))
     return "off" if is_off(text) else "auto"
 
 
@@ -63,13 +66,23 @@ class WordChoice:
         if "off" in self.options and is_off(text):
             return "off"
         if text not in self.options:
-            raise ValueError(f"must be one of {', '.join(self.options)}")
+            raise ValueError(_none_of(text, self.options))
         return text
 
 
 def choice(*options: str) -> WordChoice:
     """A parser that takes one of OPTIONS."""
     return WordChoice(options)
+
+
+def offered_words(parse: Callable[[str], object]) -> tuple[str, ...]:
+    """The words one of which PARSE takes, for a shell to complete; none where it takes other texts."""
+    return parse.options if isinstance(parse, WordChoice) else ()
+
+
+def _none_of(text: str, options: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(text.lower(), options, n=1)
+    return f"must be one of {', '.join(options)}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def count(text: str) -> int:

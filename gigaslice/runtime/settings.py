@@ -23,7 +23,9 @@ from typing import Any, TypeVar
 import yaml
 
 from gigaslice.core.errors import ConfigError
+from gigaslice.runtime.command_line.manual import offer
 from gigaslice.runtime.files import read_file
+from gigaslice.runtime.setting_values import offered_words
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -126,7 +128,8 @@ def add_flags(parser: argparse.ArgumentParser, role: type[Settings]) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML file with any of the settings below")
     for setting in table(role):
         meaning = f"{setting.help} (default: {setting.default})".replace("%", "%%")
-        parser.add_argument(f"--{setting.flag}", metavar=setting.metavar, help=meaning)
+        action = parser.add_argument(f"--{setting.flag}", metavar=setting.metavar, help=meaning)
+        offer(action, offered_words(setting.parse))
 
 
 def flags_of(role: type[Settings], arguments: argparse.Namespace) -> dict[str, str | None]:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gigaslice.core.units import exact_size, format_bytes
+from gigaslice.runtime.command_line.output import add_json
 from vcuda import contract
 from vcuda.limits import read_limits
 
@@ -21,7 +22,7 @@ DESCRIPTION = "Shows the limits page PATH, or the one in the directory PATH."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("path", type=Path, metavar="PATH", help="a quota directory or a limits page")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text; sizes in bytes")
+    add_json(parser, "print JSON instead of text; sizes in bytes")
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -57,6 +57,7 @@ from pathlib import Path
 
 from gigaslice.core.units import format_bytes
 from gigaslice.core.uuids import SHORT
+from gigaslice.runtime.command_line.output import add_json
 from gigaslice.runtime.command_line.watch import Picture, add_watch, show
 from gigaslice.runtime.table import Column, as_table
 from gigaslice.runtime.terminal import terminal
@@ -139,7 +140,7 @@ class _Memory:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_watch(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per scan; sizes in bytes")
+    add_json(parser, "print one JSON object per scan; sizes in bytes")
     parser.add_argument(
         "--dir",
         action="append",

@@ -92,8 +92,13 @@ def add_commands(
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """A question for the one of NAMES that WORD resembles; empty where none does."""
-    near = difflib.get_close_matches(word, [*names], n=1)
+    """A question for the one of NAMES that WORD resembles; empty where none does.
+
+    A name of the same letters comes first: "nodse" is closer to "node" than to "nodes" by what they have in common.
+    """
+    choices = [*names]
+    mixed_up = [name for name in choices if sorted(name) == sorted(word)]
+    near = mixed_up or difflib.get_close_matches(word, choices, n=1)
     return f"did you mean {near[0]}?" if near else ""
 
 

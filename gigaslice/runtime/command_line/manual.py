@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 __all__ = [
     "SHELLS",
@@ -17,11 +17,13 @@ __all__ = [
     "bash_completion",
     "commands_of",
     "man_page",
+    "offer",
     "values_of",
     "zsh_completion",
 ]
 
 SHELLS = ("bash", "fish", "zsh")
+_OFFERED = "offered"  # of an action: the words that `offer` was given
 _FILES, _DIRECTORIES = ("FILE", "FILE|nvml", "SOCKET", "PATH"), ("DIR", "DIRECTORY")
 
 
@@ -57,8 +59,13 @@ def bash_completion(parser: argparse.ArgumentParser) -> str:
     return f"""# bash completion of {name}; made by `{name} completion bash`
 {function}_names() {{ compopt -o filenames 2>/dev/null || :; }} # directories get a slash
 {function}() {{
-  local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} command= word
+  local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} command= word start=
   COMPREPLY=()
+  case $current in
+    =) current= ;; # bash takes --flag=value for three words
+    --*=*) start=${{current%%=*}}= previous=${{current%%=*}} current=${{current#*=}} ;; # zsh takes it for one
+  esac
+  if [ "$previous" = = ]; then previous=${{COMP_WORDS[COMP_CWORD-2]}}; fi
   for word in "${{COMP_WORDS[@]:1:$((COMP_CWORD-1))}}"; do
     case $word in -*) ;; *) command+="${{command:+ }}$word" ;; esac
   done
@@ -68,6 +75,7 @@ def bash_completion(parser: argparse.ArgumentParser) -> str:
       ;;
 {cases}
   esac
+  if [ -n "$start" ]; then COMPREPLY=("${{COMPREPLY[@]/#/$start}}"); fi
 }}
 complete -o default -F {function} {name}
 """
@@ -154,11 +162,17 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
     return lines
 
 
+def offer(action: argparse.Action, words: Sequence[str]) -> None:
+    """Has a shell offer WORDS as values of ACTION, which whoever reads the value checks."""
+    setattr(action, _OFFERED, tuple(words))
+
+
 def values_of(action: argparse.Action) -> tuple[str, str]:
     """What completes a value of ACTION: "words" and the words, "files", "directories", or nothing."""
     value = _value(action)
-    if action.choices:
-        return "words", " ".join(map(str, action.choices))
+    words = action.choices or getattr(action, _OFFERED, ())
+    if words:
+        return "words", " ".join(map(str, words))
     if value in _DIRECTORIES:
         return "directories", ""
     if value in _FILES:

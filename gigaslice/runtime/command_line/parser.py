@@ -22,6 +22,20 @@ class CommandParser(argparse.ArgumentParser):
         self._words = () if args is None else args
         return super().parse_known_args(args, namespace)
 
+    def _parse_known_args(self, arg_strings: Any, namespace: Any, *more: Any) -> Any:
+        if self._subparsers is not None and arg_strings:
+            self._check_flag(arg_strings[0].partition("=")[0])
+        return super()._parse_known_args(arg_strings, namespace, *more)
+
+    def _check_flag(self, word: str) -> None:
+        """Names an unknown flag that stands before the command, of which argparse would say that a command lacks."""
+        flags = self._option_string_actions
+        if word[:2] == "--" and word != "--" and not any(flag.startswith(word) for flag in flags):
+            meant = did_you_mean(word, flags)
+            raise argparse.ArgumentError(
+                None, f"unrecognized arguments: {word}" + (f"; {meant}" if meant else "")
+            )
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return

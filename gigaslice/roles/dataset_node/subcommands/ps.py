@@ -7,6 +7,7 @@ import argparse
 import json
 from pathlib import Path
 
+from gigaslice.runtime.command_line.output import add_json
 from gigaslice.runtime.command_line.watch import Picture, add_watch, show
 
 HELP = "the datasets of this node: where they are from, how large, who uses them, how far they are"
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state-dir", metavar="DIR", default="/var/lib/gigaslice-dataset", help="of the service"
     )
-    parser.add_argument("--json", action="store_true", help="everything there is, for programs")
+    add_json(parser, "everything there is, for programs")
     add_watch(parser)
 
 

@@ -82,7 +82,7 @@ def test_explain(api, capsys):
 
 
 def test_explain_as_json(api, capsys):
-    code, out, _ = run(api, capsys, "explain", "pod", "pod-u1", "-n", "team", "--format", "json")
+    code, out, _ = run(api, capsys, "explain", "pod/pod-u1", "-n", "team", "-o", "json")
     found = json.loads(out)
     assert (code, found["situation"]) == (0, "running")
 

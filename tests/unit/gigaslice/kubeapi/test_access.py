@@ -90,6 +90,8 @@ def test_in_a_pod_the_service_account_is_used(tmp_path):
 
 def test_no_access_is_a_sentence(tmp_path):
     assert find_access(None, "") == (None, "not in a cluster, and no --kubeconfig")
+    absent = 'not in a cluster, and no --kubeconfig; none of the files of $KUBECONFIG "/a:/b" is there'
+    assert find_access(None, "", variable="/a:/b") == (None, absent)
     access, why = find_access(None, "10.0.0.1:443", tmp_path)
     assert access is None and "automountServiceAccountToken" in why
 

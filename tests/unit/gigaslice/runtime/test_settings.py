@@ -56,3 +56,19 @@ def test_a_setting_of_another_role_is_a_warning_in_the_environment():
 def test_contradictions_are_mistakes():
     with pytest.raises(ConfigError, match="too large for so short an interval"):
         settings.load(Role, {"share-count": "31"}, {})
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "says"),
+    [
+        (values.choice("gaia", "spread"), "gaiaa", "must be one of gaia, spread; did you mean gaia?"),
+        (values.choice("gaia", "spread"), "SPRAED", "must be one of gaia, spread; did you mean spread?"),
+        (values.choice("gaia", "spread"), "x", "must be one of gaia, spread"),
+        (values.auto_off, "atuo", "must be one of auto, off; did you mean auto?"),
+        (values.on_off, "offf", "must be one of on, off; did you mean off?"),
+    ],
+)
+def test_a_word_that_is_none_of_them_says_which_may_be_meant(parse, text, says):
+    with pytest.raises(ValueError) as mistake:
+        parse(text)
+    assert str(mistake.value) == says

@@ -139,6 +139,9 @@ UNIQUE = [
     ("gigaslice node --metrics-t", "gigaslice node --metrics-token-file"),
     ("gigaslice nodes --format js", "gigaslice nodes --format json"),
     ("gigaslice nodes -o ya", "gigaslice nodes -o yaml"),
+    ("gigaslice nodes --format=js", "gigaslice nodes --format=json"),
+    ("gigaslice node --placement ga", "gigaslice node --placement gaia"),
+    ("gigaslice node --log-level=wa", "gigaslice node --log-level=warning"),
     ("vcuda run --mem", "vcuda run --memory"),
     ("vcuda ps --wa", "vcuda ps --watch"),
 ]
