@@ -16,6 +16,7 @@ COMMANDS = {
     "dataset": "gigaslice.roles.dataset_node.command",
     "doctor": "agent.commands.doctor",
     "driver-limits": "gigaslice.roles.driver_limits.command",
+    "exec": "gigaslice.cluster_commands.exec_on_node",
     "explain": "gigaslice.cluster_commands.explain",
     "man": "gigaslice.runtime.command_line.man",
     "node": "agent.commands.node",

@@ -289,6 +289,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gigaslice status": status_options,
     "gigaslice topology": topology_options,
     "gigaslice explain": options_of("explain"),
+    "gigaslice exec": options_of("exec"),
     "gigaslice nodes": options_of("nodes"),
     "gigaslice top": options_of("top"),
     "gigaslice rewrite": options_of("rewrite"),

@@ -47,6 +47,7 @@ CALLS = {
     ("dataset", "wait"): DATASET,
     ("doctor", "--inventory", "{empty}/none"): NONE,
     ("driver-limits", "--socket", "limits.sock"): NONE,
+    ("exec", "node-a", "--server", "http://127.0.0.1:9"): NONE,
     ("explain", "pod", "a", "--server", "http://127.0.0.1:9"): NONE,
     ("man",): NONE,
     ("node", "--inventory", "{empty}/none", "--state-dir", "{empty}/state"): NONE,
