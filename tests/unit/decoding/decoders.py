@@ -533,6 +533,7 @@ _OPERATOR = "a file or flag of the operator: read once, at the start, with every
 _READS = "reads bytes; what they are is decoded by another row"
 EXEMPT = {
     "gigaslice.runtime.command_line.parser:CommandParser.parse_known_args": "argparse's own, which it calls",
+    "gigaslice.runtime.command_line.parser:CommandParser._parse_known_args": "argparse's own, which it calls",
     # --- readers of bytes ---
     "agent.claims.slices": "the UUIDs of devices, which StoredSlice.parse has read",
     "agent.claims.slice_objects": "what it reads is decoded by StoredSlice.parse; else one UID of a node",
