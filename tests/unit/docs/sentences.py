@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 _NO_SENTENCES = {
     "not of class", "not allowed", "offered as", "in use", "more node", "whole GPU", "named GPU", "exceeded quota",
-    "GPU… …", "asked for", "reason=FailedCreate", r"\A(GPU|MIG)-[0-9A-Za-z][-0-9A-Za-z]*\Z",
+    "GPU… …", "asked for", "reason=FailedCreate", "application/merge-patch+json", "application/apply-patch+yaml",
+    "[0-9A-Za-z._-]+|[0-9A-Fa-f:.]+(%[0-9A-Za-z._-]+)?", r"\A(GPU|MIG)-[0-9A-Za-z][-0-9A-Za-z]*\Z",
 }  # fmt: skip
 """Texts that are compared with, or counted."""
 

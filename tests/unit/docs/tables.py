@@ -307,9 +307,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "sentences of GPUs": sentences(f"{CLUSTER}/report.py"),
     "sentences of help": sentences(f"{VIEWS}/suggestions.py", f"{VIEWS}/move_lines.py"),
     "sentences of mistakes": sentences(f"{CLUSTER}/demand.py", "gigaslice/core/model/options.py"),
-    "sentences of the command": sentences(
-        "gigaslice/cluster_commands/cluster.py",
-        functions=("_nodes", "_pods", "_classes", "_sentence", "read_pod", "no_such_pod"),
+    "sentences of the command": lambda: "".join(
+        (
+            sentences("gigaslice/cluster_commands/explain.py", functions=("run", "_pod_name"))(),
+            sentences("gigaslice/cluster_commands/cluster.py")(),
+        )
+    ),
+    "sentences of access": sentences(
+        *(f"gigaslice/kubeapi/{module}.py" for module in ("access", "kubeconfig", "failures", "client"))
     ),
     "events": events,
     "metrics": metrics,
