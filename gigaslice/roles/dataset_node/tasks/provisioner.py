@@ -9,6 +9,7 @@ any other key is fetched. The one exception are Dataset objects of administrator
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -149,7 +150,12 @@ class DatasetProvisioner:
         return "" if newest is None else newest.key
 
     async def _pin(self, volume: Volume, metadata: DatasetMetadata, dataset: ResolvedDataset) -> None:
-        await self._threads.run(self._store.pin, volume, metadata)
+        """Pins a dataset for a volume; for no task that is cancelled meanwhile, since nobody would unpin it."""
+        try:
+            await self._threads.run(self._store.pin, volume, metadata)
+        except asyncio.CancelledError:
+            await self._threads.run(self._store.unpin, volume.id, metadata.key)
+            raise
         self._uses.note(metadata.key, dataset.name, dataset.spec.canonical)
 
     async def _provision_repeatedly(
@@ -187,6 +193,9 @@ class DatasetProvisioner:
             cached = await self._threads.run(self._store.ready, key)
             if cached is not None:
                 await self._pin(volume, cached, dataset)
+                status.metadata = (
+                    cached  # before the source is closed: who is cancelled meanwhile has to unpin it
+                )
                 self._counters.hits += 1
                 return cached
             status.stage = Stage.PLANNING

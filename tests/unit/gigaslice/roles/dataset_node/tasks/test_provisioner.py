@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 import gc
 import os
+import threading
 
 import pytest
 
@@ -292,6 +293,33 @@ def test_the_next_one_goes_on_with_its_own_access_where_the_first_ones_fails(wor
     play(story)
 
 
+@pytest.mark.parametrize("cached", [False, True], ids=["not here", "here"])
+def test_who_is_cancelled_while_the_dataset_is_pinned_keeps_nothing(world, play, monkeypatch, cached):
+    """One of several datasets of a volume, of which another has failed."""
+
+    async def story():
+        store, pinning, go = world.service.store, threading.Event(), threading.Event()
+        if cached:
+            await ensure(world, "before")
+        real = store.pin
+
+        def pin(volume, metadata):
+            pinning.set()
+            assert go.wait(60)
+            real(volume, metadata)
+
+        monkeypatch.setattr(store, "pin", pin)
+        task = asyncio.ensure_future(ensure(world))
+        await until(pinning.is_set)
+        task.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.wait([task])
+        assert task.cancelled() and store._pins.of(world.volume("p").id) == ()
+
+    play(story)
+
+
 def test_a_waiter_who_leaves_is_no_loss_to_the_others_and_the_last_one_ends_the_fetch(world, play):
     async def story():
         bucket, flights = world.storage.buckets["coco"], world.service.flights
@@ -299,7 +327,7 @@ def test_a_waiter_who_leaves_is_no_loss_to_the_others_and_the_last_one_ends_the_
         first = asyncio.ensure_future(ensure(world))
         await until(flights.keys)
         second = asyncio.ensure_future(ensure(world, "q"))
-        await until(lambda: world.service.counters.joins)
+        await until(lambda: world.service.counters.joins and waiting(world) == 2)
         first.cancel()
         await asyncio.wait([first])
         assert flights.keys() and waiting(world) == 1
