@@ -332,13 +332,14 @@ def test_signals_are_forwarded(start: Callable[..., subprocess.Popen[str]], base
 def test_control_c_arrives_once(environment: dict[str, str]) -> None:
     """The terminal signals the whole foreground group, so the command has it already."""
     script = """
-import signal, sys
-seen = []
+import os, signal, sys
+seen, (woken, wake) = [], os.pipe()
 def interrupted(*_): seen.append(1); print("interrupted", flush=True)
 def asked(*_): print("count", len(seen), flush=True); sys.exit(5)
+os.set_blocking(wake, False); signal.set_wakeup_fd(wake)
 signal.signal(signal.SIGINT, interrupted); signal.signal(signal.SIGUSR1, asked)
 print("ready", flush=True)
-while True: signal.pause()
+while True: os.read(woken, 1)  # signal.pause() would not end for a signal that comes right before it
 """
     pid, terminal = pty.fork()
     if pid == 0:

@@ -25,6 +25,18 @@ def writing(server, client_of):
     return run
 
 
+@pytest.fixture
+def printed(capsys):
+    """Returns all that was printed until now."""
+    parts = []
+
+    def until_now():
+        parts.append(capsys.readouterr().out)
+        return "".join(parts)
+
+    return until_now
+
+
 def text(server):
     return server.get("nodes", NODE)["metadata"].get("annotations", {}).get(KEY)
 
@@ -138,29 +150,29 @@ def test_what_changed_while_the_server_was_away_is_written_when_it_is_back(serve
     assert len(server.accepted("PATCH", "/nodes/")) == 1
 
 
-def test_a_right_that_is_missing_is_one_line_and_no_storm(server, writing, capsys):
+def test_a_right_that_is_missing_is_one_line_and_no_storm(server, writing, printed):
     server.denial = 403
 
     async def story(annotation):
         for number in range(30):
             annotation.set(f"text {number}")
             await asyncio.sleep(0.02)
+        await until(lambda: "node not annotated" in printed())
 
     writing(story)
     assert server.asked("PATCH", "/nodes/") == 2  # the trial, which is refused too, and the write
-    said = [line for line in capsys.readouterr().out.splitlines() if "node not annotated" in line]
+    said = [line for line in printed().splitlines() if "node not annotated" in line]
     assert len(said) == 1
     assert "may not patch its node" in said[0]
 
 
-def test_a_node_that_the_cluster_does_not_have_is_said(server, writing, capsys):
+def test_a_node_that_the_cluster_does_not_have_is_said(server, writing, printed):
     async def story(annotation):
         annotation.set("one")
-        await until(lambda: server.asked("PATCH", "/nodes/elsewhere"))
-        await asyncio.sleep(0.1)
+        await until(lambda: "see --node-name" in printed())
 
     writing(story, node="elsewhere")
-    assert "see --node-name" in capsys.readouterr().out
+    assert server.asked("PATCH", "/nodes/elsewhere")
 
 
 def test_a_server_that_does_not_answer_delays_nothing_but_the_write(server, writing):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.accounting.presence import Presence
+from agent.claims import release as release_module
 from agent.claims.messages import ClaimName
 from gigaslice.core.errors import StorageError
 from gigaslice.kubeapi.failures import ApiFailure
@@ -99,6 +100,13 @@ def test_a_pod_that_attaches_while_it_is_unprepared_keeps_it(node, prepared):
     assert not node.store.table.allocations and not node.cdi.claims()
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """The watch has as long as a loaded machine may need."""
+    monkeypatch.setattr(release_module, "_NEWS_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_pod_whose_deletion_the_watch_shows_after_the_call_keeps_nothing(node, prepared):
     node.cluster.put(claiming("deleted"))
 
@@ -115,6 +123,7 @@ def test_a_pod_whose_deletion_the_watch_shows_after_the_call_keeps_nothing(node,
     assert not node.store.table.allocations, "released before the answer"
 
 
+@pytest.mark.usefixtures("patient")
 def test_so_does_one_that_is_first_shown_while_the_call_is_answered(node, prepared):
     """The agent has just started: its list of the pods is older than the call."""
     name = ClaimName(prepared.namespace, prepared.name, prepared.uid)

@@ -262,11 +262,12 @@ def test_several_pods_are_woken_at_a_time(make_node, monkeypatch):
 
 def test_a_pod_that_may_start_is_woken_though_waking_another_takes_long(full, monkeypatch):
     full.reserve(claim("late", result(0, 1)), claiming("unasked", claims=("late",)))
-    woken_at_once = []
+    woken_at_once, waking = [], []
 
     async def wake(pod):
+        waking.append(pod.name)
         if pod.name == "unasked":
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         woken_at_once.append(pod.name)
         return ""
 
@@ -274,10 +275,10 @@ def test_a_pod_that_may_start_is_woken_though_waking_another_takes_long(full, mo
     monkeypatch.setattr(full.waking, "_unasked", {"uid-unasked": (0.0, 2.0)})
 
     async def story():
-        await asyncio.sleep(0.2)
+        await until(lambda: waking == ["unasked"])
         full.cluster.pods.pop(("default", "first"))
         await full.unprepare(full.first)
-        await until(lambda: woken_at_once == ["pod-d"], seconds=5)
+        await until(lambda: woken_at_once == ["pod-d"])
 
     asyncio.run(run_beside(full.waking.run(), story()))
 

@@ -12,6 +12,7 @@ import pytest
 
 from agent.persistence.room import ENOUGH_BYTES, Room
 from gigaslice.core.errors import StorageError
+from tests.fakes.eventually import until
 
 STATE = Path("/state")
 
@@ -170,6 +171,7 @@ def test_a_disk_that_hangs_cannot_be_used_and_is_tried_once_at_a_time():
         disk.room._patience = 0.01
         for _ in range(3):
             await disk.room.check()
+            await until(lambda: disk.tries)  # its thread may begin later than that
             assert (disk.told, disk.tries) == ([False], 1)
             assert "has not answered" in disk.room.problem
         going_on.set()

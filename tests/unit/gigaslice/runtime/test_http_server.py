@@ -11,6 +11,7 @@ import structlog
 
 from gigaslice.runtime import logs
 from gigaslice.runtime.http_server import Server
+from tests.fakes.eventually import until
 
 _kept: list[socket.socket] = []
 
@@ -126,16 +127,14 @@ def test_an_address_that_is_taken_is_said_once_and_tried_again(capsys):
     async def run(port):
         server = Server(("127.0.0.1", port), lambda: lambda: b"", lambda: None, retry_seconds=0.01)
         task = asyncio.create_task(server.run())
-        await asyncio.sleep(0.1)
+        await until(lambda: "metrics cannot be served" in text_so_far())
+        await asyncio.sleep(0.1)  # in which it tries again
         assert not task.done()
         taken.close()
-        for _ in range(500):
-            if "metrics served" in (text := text_so_far()):
-                break
-            await asyncio.sleep(0.01)
+        await until(lambda: "metrics served" in text_so_far())
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        return text
+        return text_so_far()
 
     said = []
 

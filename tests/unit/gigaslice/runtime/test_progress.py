@@ -4,9 +4,11 @@
 import io
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
+from subprocess import PIPE
 
 import pytest
 from hypothesis import given
@@ -195,7 +197,8 @@ with StepProgress("waiting for it"):
         time.sleep(1.5)
         os._exit(0)
     os.wait()
-    time.sleep(60)
+    print("it has ended", flush=True)
+    sys.stdin.read()
 """
 
 
@@ -205,7 +208,7 @@ def test_ctrl_c_leaves_a_clean_line():
         os.environ.update(TERM="xterm", COLUMNS="50")
         os.execv(sys.executable, [sys.executable, "-c", SLEEPER])
     seen = b""
-    while b"waiting for it, 2 s" not in seen:
+    while not re.search(rb"it has ended.*waiting for it, \d+ s", seen, re.DOTALL):
         assert select.select([screen], [], [], 60)[0], seen
         seen += os.read(screen, 65536)
     os.write(screen, b"\x03")
@@ -229,12 +232,13 @@ def test_ctrl_c_leaves_a_clean_line():
 
 
 def test_a_pipe_gets_lines_by_the_thread():
-    done = subprocess.run(
-        [sys.executable, "-c", SLEEPER.replace("60", "1")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout == "the child TextIOWrapper\n"
-    assert done.stderr.splitlines() == ["gigaslice: waiting for it, 2 s"]
+    with subprocess.Popen(
+        [sys.executable, "-c", SLEEPER], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        stdout, rest = process.communicate(timeout=60)
+    assert stdout == "the child TextIOWrapper\nit has ended\n"
+    seconds = re.fullmatch(r"gigaslice: waiting for it, (\d+) s\n", first)
+    assert seconds is not None and int(seconds[1]) >= 2 and rest == ""
+    assert process.returncode == 0

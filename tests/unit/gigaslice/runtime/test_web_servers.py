@@ -10,6 +10,7 @@ from aiohttp import web
 
 from gigaslice.runtime.connection_bounds import ConnectionState
 from gigaslice.runtime.web_servers import served
+from tests.fakes.eventually import until
 
 MOST = 1 << 20
 
@@ -171,6 +172,7 @@ def test_a_chunked_body():
 def test_replies_keep_the_order_of_requests_and_what_comes_early_waits():
     async def story(world, reader, writer):
         writer.write(post(b"1st", b"/later") + post(b"2nd") + post(b"3rd", b"/later") + post(b"4th"))
+        await until(lambda: world.bodies)
         await asyncio.sleep(0.1)
         assert world.bodies == [b"1st"]
         world.go.set()
@@ -185,6 +187,7 @@ def test_a_client_that_does_not_wait_for_replies_is_not_read_from_until_then():
         some = post(b"ab", b"/later") * 1000
         for _ in range(200):  # 16 MB of requests
             writer.write(some)
+        await until(lambda: world.bodies)
         sent, before = 0, -1
         while sent != before:
             before = sent

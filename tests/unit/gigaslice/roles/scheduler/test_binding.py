@@ -20,6 +20,7 @@ from gigaslice.roles.scheduler.binding import Binder
 from gigaslice.roles.scheduler.placer import Placer
 from gigaslice.roles.scheduler.protocol import BindRequest
 from tests.fakes.clusters import bound, container, facts, pod
+from tests.fakes.eventually import until
 
 PATH = "/api/v1/namespaces/team/pods/pod-p"
 Answer = ApiFailure | dict[str, Any]
@@ -222,7 +223,7 @@ def test_what_is_written_for_a_newer_version_of_the_pod_is_decided_anew():
     async def story() -> None:
         stage.client.hold = asyncio.Event()
         call = asyncio.create_task(stage.bind())
-        await asyncio.sleep(0.01)
+        await until(lambda: stage.client.posts)
         (body,) = stage.client.posts
         assert (body["metadata"]["resourceVersion"], gpu(body)) == ("1", 0)
         stage.placer.put_pod(bound("other", "a", (0, 16)), 1.5)  # by another replica
@@ -317,6 +318,7 @@ def test_a_second_call_waits_for_the_first(other: str):
     async def story() -> None:
         stage.client.hold = asyncio.Event()
         first, second = (asyncio.create_task(stage.bind(node)) for node in ("a", other))
+        await until(lambda: stage.client.posts)
         await asyncio.sleep(0.01)
         assert len(stage.client.posts) == 1
         stage.client.hold.set()
@@ -333,7 +335,7 @@ def test_a_second_call_for_another_node_is_tried_where_the_first_failed():
     async def story() -> None:
         stage.client.hold = asyncio.Event()
         first, second = (asyncio.create_task(stage.bind(node)) for node in ("a", "b"))
-        await asyncio.sleep(0.01)
+        await until(lambda: stage.client.posts)
         stage.client.hold.set()
         assert (await first, await second) == ("422", "")
         assert [body["target"]["name"] for body in stage.client.posts] == ["a", "b"]
@@ -347,7 +349,7 @@ def test_the_write_goes_on_when_its_caller_has_given_up():
     async def story() -> None:
         stage.client.hold = asyncio.Event()
         call = asyncio.create_task(stage.bind())
-        await asyncio.sleep(0.01)
+        await until(lambda: stage.client.posts)
         call.cancel()
         await asyncio.wait({call})
         assert stage.kept == {"binding": 1}

@@ -137,15 +137,14 @@ def takeover(*pods: str, **answers: ApiFailure) -> tuple[Stage, SteeredLease, Sc
 def test_what_a_write_shows_is_taken_and_only_pods_that_are_still_unbound_are_written_again():
     stage, lease, client = takeover("a", "b", "c", b=ApiFailure("500", 500), c=ApiFailure("500", 500))
 
-    async def story() -> None:
-        work = asyncio.create_task(stage.election._catch_up_once(1, Inherited.DOUBT))
-        await asyncio.sleep(0.005)
-        assert ("put", {"name": "a"}) in stage.story
-        stage.pods = [one for one in stage.pods if one.uid != "c"]  # bound meanwhile, by the watch
-        del client.answers["b"]
-        await work
+    def unbound() -> list[Any]:
+        if client.sent == ["a", "b", "c"]:  # between the two rounds
+            stage.pods = [one for one in stage.pods if one.uid != "c"]  # bound meanwhile, by the watch
+            del client.answers["b"]
+        return list(stage.pods)
 
-    play(story)
+    stage.election._unbound = unbound
+    play(lambda: stage.election._catch_up_once(1, Inherited.DOUBT))
     assert client.sent == ["a", "b", "c", "b"]
     assert stage.story == ["refresh", ("put", {"name": "a"}), ("put", {"name": "b"}), "overtaken"]
     assert lease.until == [1]

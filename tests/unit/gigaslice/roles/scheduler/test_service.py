@@ -17,6 +17,7 @@ from gigaslice.kubeapi.client import KubeClient
 from gigaslice.roles.scheduler.service import SchedulerService
 from gigaslice.roles.scheduler.settings import SchedulerSettings
 from tests.fakes.clusters import container, facts, pod
+from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer
 
 
@@ -74,7 +75,7 @@ def test_pods_are_handed_back_only_while_it_can_answer(
 
     async def story() -> None:
         work = asyncio.create_task(service._wake())
-        await asyncio.sleep(0.1)
+        await (until(lambda: woken) if ready else asyncio.sleep(0.1))
         work.cancel()
 
     asyncio.run(story())
