@@ -33,12 +33,12 @@ import psutil
 from gigaslice.core.cluster.names import ASSIGNMENT, INVENTORY
 from tests.bench import scheduler as scheduler_bench
 from tests.bench.agent import RESOURCE, inventory
-from tests.cluster.control_plane import free_port
 from tests.demo.cluster.control_plane import NAMESPACE, WEBHOOK, Ports
 from tests.demo.cluster.reviews import reviewed
 from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec, Runtime
 from tests.fakes.kubelet.csi import CsiKubelet
+from tests.fakes.ports import free_port
 from tests.integration.cluster.simulated_cluster import pod
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,8 @@ from gigaslice.roles.webhook.rotation import WebhookCertificates
 from gigaslice.roles.webhook.server import routes
 from gigaslice.runtime.web_servers import served as served_by
 from tests.cluster import roles
-from tests.cluster.control_plane import ControlPlane, free_port
+from tests.cluster.control_plane import ControlPlane
+from tests.fakes.ports import free_port
 
 
 class RunningController:

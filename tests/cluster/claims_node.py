@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 import psutil
 
 import vcuda
-from tests.cluster.control_plane import Refused, free_port, until
+from tests.cluster.control_plane import Refused, until
 from tests.cluster.node_kills import GPUS, Node
+from tests.fakes.ports import free_port
 from vcuda import contract
 
 DRIVER, CLASS = "gigaslice.io", "vgpu.gigaslice.io"

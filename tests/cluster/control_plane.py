@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -25,6 +24,8 @@ from typing import Any
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+
+from tests.fakes.ports import free_port
 
 NEEDED = ("etcd", "kube-apiserver", "kube-scheduler")
 MANAGER = "kube-controller-manager"
@@ -255,14 +256,6 @@ class ControlPlane:
         """A namespace; without a controller manager nothing ever empties it, so the name is used once."""
         self.admin.post("/api/v1/namespaces", {"metadata": {"name": name}})
         yield name
-
-
-def free_port() -> int:
-    """A port of loopback that is free now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def until(condition: Callable[[], object], seconds: float = 30) -> None:

@@ -40,9 +40,10 @@ import psutil
 
 import vcuda
 from tests.cluster import roles
-from tests.cluster.control_plane import Refused, find_binaries, free_port, until
+from tests.cluster.control_plane import Refused, find_binaries, until
 from tests.cluster.test_node import MEMORY, Existing
 from tests.fakedriver.env import driver_env
+from tests.fakes.ports import free_port
 from vcuda import contract
 
 GPUS, GIB = 4, 24

@@ -18,8 +18,9 @@ from typing import Any
 from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.names import ASSIGNMENT
 from tests.cluster import roles
-from tests.cluster.control_plane import ControlPlane, Refused, free_port, until
+from tests.cluster.control_plane import ControlPlane, Refused, until
 from tests.fakes.kubeapi import new_pod
+from tests.fakes.ports import free_port
 from tests.integration.cluster import simulated_cluster
 
 SLICES = 16

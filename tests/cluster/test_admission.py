@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.control_plane import Api, ControlPlane, Refused, free_port, path_of, until
+from tests.cluster.control_plane import Api, ControlPlane, Refused, path_of, until
 from tests.fakes.kubeapi import new_pod
+from tests.fakes.ports import free_port
 from tests.unit.docs.test_cluster_page import EXAMPLES
 from tests.unit.gigaslice.roles.controller.crd_schema import definition
 from tests.unit.gigaslice.roles.webhook.pods import inventory

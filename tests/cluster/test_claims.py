@@ -19,8 +19,9 @@ from gigaslice.core.claims.templates import ClaimTemplate, ContainerClaim, conta
 from gigaslice.core.model import RequestOptions
 from tests.cluster import roles
 from tests.cluster.claim_controller import RunningController
-from tests.cluster.control_plane import MANAGER, Api, ControlPlane, Refused, find_binaries, free_port, until
+from tests.cluster.control_plane import MANAGER, Api, ControlPlane, Refused, find_binaries, until
 from tests.cluster.test_admission import limits_of, may, pod
+from tests.fakes.ports import free_port
 from tests.unit.manifests.test_chart import ROOT, documents_of
 
 NAMESPACE, CLAIMING, COUNTING, BOUNDED = "gigaslice", "claiming", "counting", "bounded"

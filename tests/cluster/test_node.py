@@ -33,10 +33,11 @@ from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.names import ASSIGNMENT
 from tests.cluster import roles
-from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, free_port, until
+from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, until
 from tests.cluster.pairs import Pair
 from tests.cluster.proxy import Proxy
 from tests.fakedriver.env import driver_env
+from tests.fakes.ports import free_port
 
 LONG = 180.0
 CLASSES = "/apis/gigaslice.io/v1alpha1/resourceclasses"

@@ -22,8 +22,9 @@ import pytest
 from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.names import ASSIGNMENT, INVENTORY
 from tests.cluster import roles
-from tests.cluster.control_plane import ControlPlane, free_port, until
+from tests.cluster.control_plane import ControlPlane, until
 from tests.fakes.kubeapi import new_pod
+from tests.fakes.ports import free_port
 from tests.integration.cluster import simulated_cluster as world
 
 NAMESPACE = "scheduler-test"

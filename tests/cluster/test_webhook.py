@@ -15,8 +15,9 @@ from gigaslice.kubeapi.client import KubeClient
 from gigaslice.roles.webhook.rotation import WebhookCertificates
 from gigaslice.roles.webhook.server import routes
 from gigaslice.runtime.web_servers import served as served_by
-from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, free_port, until
+from tests.cluster.control_plane import Api, ControlPlane, Refused, find_binaries, until
 from tests.cluster.test_admission import limits_of, pod
+from tests.fakes.ports import free_port
 from tests.unit.gigaslice.roles.webhook.pods import facts
 from tests.unit.manifests.test_chart import listed
 

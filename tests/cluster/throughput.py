@@ -26,8 +26,9 @@ import psutil
 import yaml
 
 from tests.cluster import roles
-from tests.cluster.control_plane import ControlPlane, find_binaries, free_port
+from tests.cluster.control_plane import ControlPlane, find_binaries
 from tests.cluster.test_scheduler import NAMESPACE, Cluster
+from tests.fakes.ports import free_port
 
 _EDGE = 10  # bindings at either end that are not timed
 

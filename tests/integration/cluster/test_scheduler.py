@@ -2,7 +2,6 @@
 """The service between the stand-ins of API server and kube-scheduler: what it is for, and what it costs."""
 
 import asyncio
-import socket
 
 import aiohttp
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from gigaslice.core.cluster.assignment import Assignment
 from gigaslice.core.cluster.names import ASSIGNMENT, INVENTORY
 from tests.fakes.eventually import until
+from tests.fakes.ports import free_port
 from tests.integration.cluster.simulated_cluster import (
     bindings,
     bound,
@@ -324,28 +324,25 @@ def test_metrics_and_probes():
 def test_metrics_and_probes_apart_from_what_kube_scheduler_asks(tmp_path):
     token = tmp_path / "token"
     token.write_text("secret")
-    with socket.socket() as probe:  # bound and not listened at: no other process gets its port
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", 0))
-        address = probe.getsockname()
+    address = ("127.0.0.1", free_port())
 
-        async def story(api, service, scheduler):
-            apart = f"http://127.0.0.1:{address[1]}"
-            async with aiohttp.ClientSession() as session:
+    async def story(api, service, scheduler):
+        apart = f"http://127.0.0.1:{address[1]}"
+        async with aiohttp.ClientSession() as session:
 
-                async def get(path, **headers):
-                    async with session.get(apart + path, headers=headers) as one:
-                        return one.status, await one.text()
+            async def get(path, **headers):
+                async with session.get(apart + path, headers=headers) as one:
+                    return one.status, await one.text()
 
-                for path, status in (("/healthz", 200), ("/readyz", 200), ("/scheduler/filter", 404)):
-                    assert (await get(path))[0] == status
-                async with session.post(f"{apart}/scheduler/bind", data=b"{}") as one:
-                    assert one.status == 405, "no scheduler binds pods here"
-                assert (await get("/metrics"))[0] == 401
-                status, text = await get("/metrics", Authorization="Bearer secret")
-                assert status == 200 and "gigaslice_scheduler_ready 1.0" in text
+            for path, status in (("/healthz", 200), ("/readyz", 200), ("/scheduler/filter", 404)):
+                assert (await get(path))[0] == status
+            async with session.post(f"{apart}/scheduler/bind", data=b"{}") as one:
+                assert one.status == 405, "no scheduler binds pods here"
+            assert (await get("/metrics"))[0] == 401
+            status, text = await get("/metrics", Authorization="Bearer secret")
+            assert status == 200 and "gigaslice_scheduler_ready 1.0" in text
 
-        play(story, node("a"), metrics_address=address, metrics_token_file=token)
+    play(story, node("a"), metrics_address=address, metrics_token_file=token)
 
 
 def test_nonsense_is_refused_and_harms_nothing():

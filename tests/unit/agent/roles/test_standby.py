@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from agent.config import Config
 from agent.roles.standby import Standby
-from tests.fakes.storage_servers import free_port
+from tests.fakes.ports import free_port
 
 
 def test_its_metrics_need_the_token_too(tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 import json
-import socket
 
 import pytest
 
 from gigaslice.kubeapi.access import Access
 from gigaslice.kubeapi.client import ApiFailure, KubeAnswer, KubeClient, object_path
 from tests.fakes.kubeapi.replay import Replay, transcript
+from tests.fakes.ports import free_port
 
 BUSY = {"kind": "Status", "message": "too many requests", "reason": "TooManyRequests", "code": 429}
 
@@ -81,9 +81,7 @@ def test_a_token_that_is_refused_is_not_tried_twice():
 
 
 def test_no_server_is_an_error_and_nothing_was_sent():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
 
     async def main():
         async with KubeClient(Access("127.0.0.1", port, tls=False), "t") as client:

@@ -12,31 +12,14 @@ import structlog
 from gigaslice.runtime import logs
 from gigaslice.runtime.http_server import Server
 from tests.fakes.eventually import until
-
-_kept: list[socket.socket] = []
-
-
-@pytest.fixture(autouse=True)
-def _let_go():
-    yield
-    while _kept:
-        _kept.pop().close()
-
-
-def free():
-    """An address that no other process gets until the test is over: bound, and not listened at."""
-    probe = socket.socket()
-    _kept.append(probe)
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    probe.bind(("127.0.0.1", 0))
-    return probe.getsockname()
+from tests.fakes.ports import free_port
 
 
 def ask(*requests, metrics=lambda: lambda: b"x 1\n", ready=lambda: None, token=None):
     """The answers to raw REQUESTS, one connection each."""
 
     async def run():
-        port = free()[1]
+        port = free_port()
         task = asyncio.create_task(Server(("127.0.0.1", port), metrics, ready, token).run())
         answers = []
         for request in requests:
@@ -165,7 +148,7 @@ def test_a_client_that_reads_nothing_is_let_go():
     """Closing waits until everything was taken: connections would stay, and under Python 3.12 the agent with them."""
 
     async def run():
-        address = free()
+        address = ("127.0.0.1", free_port())
         much = b"x" * (32 << 20)  # more than kernels take on both sides
         server = Server(address, lambda: lambda: much, lambda: None, client_seconds=0.2)
         task = asyncio.create_task(server.run())
@@ -199,7 +182,7 @@ def test_clients_that_say_nothing_do_not_keep_a_probe_out():
     """The kubelet ends an agent whose probes are not answered; any pod can open connections."""
 
     async def run():
-        address = free()
+        address = ("127.0.0.1", free_port())
         server = Server(address, lambda: lambda: b"", lambda: None)
         task = asyncio.create_task(server.run())
         silent, answers = [], []
@@ -238,7 +221,7 @@ def test_clients_that_say_nothing_do_not_end_an_answer_that_takes_long():
         return b"x 1\n"
 
     async def run():
-        address = free()
+        address = ("127.0.0.1", free_port())
         task = asyncio.create_task(Server(address, lambda: text, lambda: None).run())
         for _ in range(500):
             try:

@@ -13,6 +13,7 @@ import pytest
 
 from gigaslice.roles.dataset_node.sources import addresses, checked_proxy
 from gigaslice.roles.dataset_node.sources.checked_proxy import CheckedProxy
+from tests.fakes.ports import free_port
 
 SERVER, NODE = "127.0.0.1", "127.0.0.2"
 
@@ -231,9 +232,7 @@ def test_silent_connections_of_others_are_bounded_and_end(proxy):
 
 
 def test_a_server_that_is_away_is_an_answer_to_try_again(proxy):
-    free = socket.create_server((SERVER, 0))
-    port = free.getsockname()[1]
-    free.close()
+    port = free_port()
     given = proxy.issue()
     answer = asked(proxy, f"CONNECT {SERVER}:{port} HTTP/1.1\r\n{password(given)}\r\n")
     assert answer.startswith(b"HTTP/1.1 502 ") and given.refused() is None
