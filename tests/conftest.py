@@ -62,6 +62,15 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True)
+def _plain_log():
+    """A role that a test runs in this process sets up its log. Tests that follow read what is logged by default."""
+    yield
+    structlog = sys.modules.get("structlog")
+    if structlog is not None and structlog.is_configured():
+        structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch):
     for name in list(os.environ):
         if name.startswith(STEERING):

@@ -7,7 +7,6 @@ import socket
 import threading
 
 import pytest
-import structlog
 
 from gigaslice.runtime import logs
 from gigaslice.runtime.http_server import Server
@@ -98,10 +97,8 @@ def test_a_mistake_in_a_metric_ends_nothing():
 
 @pytest.fixture
 def log():
-    """A log on standard error, which no later test has."""
+    """A log on standard error."""
     logs.set_up("info", "json")
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.mark.usefixtures("log")
