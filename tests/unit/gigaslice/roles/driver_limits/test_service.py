@@ -9,6 +9,7 @@ import os
 import stat
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +23,7 @@ from gigaslice.core.limits.driver_limit_messages import (
     WatchAnswer,
     WatchRequest,
 )
+from gigaslice.roles.driver_limits import service as service_module
 from gigaslice.roles.driver_limits.service import DriverLimitService
 from gigaslice.roles.driver_limits.settings import DriverLimitSettings
 from gigaslice.runtime.local_protocol import decode, encode
@@ -246,12 +248,19 @@ def test_a_driver_that_hangs_keeps_the_role_from_ending_in_no_way(short_dir, dri
     assert time.monotonic() - begun < 50
 
 
-def test_a_slow_driver_gets_as_far_as_it_can(short_dir, driver):
+def test_a_slow_driver_gets_as_far_as_it_can(short_dir, driver, monkeypatch):
+    """By a clock of which each of its calls takes 10 ms."""
+    now = [0.0]
+    monkeypatch.setattr(service_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     role = Role(short_dir, driver, apply_seconds=0.3)
     uids = [UID, *(f"{number:08x}-0000-4000-8000-000000000000" for number in range(60))]
     for uid in uids[1:]:
         make_cgroup(driver.root, f"kubepods/pod{uid}")
-    driver.before = lambda name, path: time.sleep(0.01)
+
+    def before(name, path):
+        now[0] += 0.01
+
+    driver.before = before
 
     async def story():
         request = ApplyRequest(tuple(PodLimits(uid, {GPU: GIB}) for uid in uids)).encode()
