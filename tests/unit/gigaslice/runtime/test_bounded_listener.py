@@ -170,10 +170,11 @@ def test_who_does_not_ask_in_time_is_let_go(said):
 
 def test_a_second_request_has_no_longer():
     async def story():
-        async with site(bounds=ConnectionBounds(seconds=0.2)) as (_, port):
+        async with site(bounds=ConnectionBounds()) as (listener, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(REQUEST + b"\r\nok")
             assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+            listener.bounds = ConnectionBounds(seconds=0.2)
             await asyncio.sleep(0.5)  # an idle connection stays
             writer.write(REQUEST + b"\r\no")
             with contextlib.suppress(ConnectionError):
