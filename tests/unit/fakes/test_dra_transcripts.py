@@ -7,8 +7,10 @@ called; what it answered then it answers again.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from tests.fakes.kubeapi.device_documents import claim_document, class_document,
 from tests.fakes.kubelet import ClaimSpec, ClaimTimes, ContainerSpec, PodSpec, Settings
 from tests.unit.fakes.claim_driver import ClaimDriver
 
+NEVER = 3600.0
 RECORDED = Path(__file__).resolve().parents[2] / "fixtures" / "transcripts"
 NAMES = {
     "GetInfo": "GetInfo",
@@ -40,12 +43,17 @@ class Transcript:
         found = [line for line in self.lines if "rpc" in line]
         return [line for line in found if line["rpc"].endswith(f"/{method}")] if method else found
 
-    def errors(self):
-        """What the driver answered to the calls for each claim, in their order."""
+    def answers(self):
+        """Of the calls for each claim, in their order: the error that the driver answered, and whether the kubelet then
+        called again by itself.
+        """
         answers = defaultdict(list)
-        for line in self.calls("NodePrepareResources"):
-            for claim in line["body"]["claims"]:
-                answers[claim["name"]].append(line["reply"]["claims"][claim["uid"]].get("error", ""))
+        for line, following in itertools.pairwise([*self.lines, {}]):
+            if line.get("rpc", "").endswith("/NodePrepareResources"):
+                repeated = following.get("rpc") == line["rpc"] and call_of(following) == call_of(line)
+                for claim in line["body"]["claims"]:
+                    error = line["reply"]["claims"][claim["uid"]].get("error", "")
+                    answers[claim["name"]].append((error, repeated))
         return answers
 
 
@@ -59,13 +67,13 @@ def call_of(line):
 
 @pytest.fixture
 def story(node):
-    """A kubelet with a driver that is registered."""
+    """A kubelet, and a driver that has yet to start."""
     api = ApiServer(NODE)
     api.create("deviceclasses", class_document())
     with ClaimPlane(api):
-        times = ClaimTimes(resync_s=1.0, news_s=0.05)
+        times = ClaimTimes(resync_s=NEVER, news_s=0.05)
         kubelet = node(api=api, settings=Settings(status_period_s=0.02, claims=times))
-        driver = ClaimDriver(kubelet).start()
+        driver = ClaimDriver(kubelet)
         yield Story(api, kubelet, driver)
         driver.stop()
 
@@ -103,9 +111,17 @@ class Story:
 
     def tell(self, transcript):
         """The story; the calls between two of its lines are those that were recorded there."""
-        errors = {claim: iter(texts) for claim, texts in transcript.errors().items()}
-        self.driver.on_prepare = lambda claim, context: next(errors[claim.name])
+        answers = {claim: iter(pairs) for claim, pairs in transcript.answers().items()}
         expected = []
+
+        def answer(claim, context):
+            """A repeated call comes with the story, however long the story takes to be told."""
+            error, repeated = next(answers[claim.name])
+            claims = self.kubelet.claims
+            claims.times = replace(claims.times, resync_s=0.1 if repeated else NEVER)
+            return error
+
+        self.driver.on_prepare = answer
 
         def compare():
             wait_until(lambda: len(self.driver.calls) >= len(expected))
@@ -119,6 +135,8 @@ class Story:
             compare()
             if line["note"].startswith("driver creates its slice"):
                 self.publish()
+            elif line["note"].startswith("driver starts"):
+                self.driver.start()
             self.do(line["note"], line.get("names", ()))
         compare()
 
