@@ -25,8 +25,14 @@ from gigaslice.core.kube.quantity import parse_quantity
 from tests.fakes.kubeapi import ApiServer
 from tests.fakes.kubeapi.device_documents import DRIVER
 from tests.fakes.kubelet import FakeKubelet, Pod
-from tests.integration.agent.conftest import allocation_dir, wait_until
+from tests.integration.agent.conftest import PATIENCE, allocation_dir, wait_until
 from vcuda import contract
+
+RELEASED_WITHIN = 60.0 + PATIENCE
+"""Seconds until nobody waits for a release any more. An Unprepare that comes before the watch shows the pod's end is
+answered, and remembered in memory: an agent that is killed then leaves the claim to be found by comparing, after a
+minute.
+"""
 
 
 def recorded(state: Path) -> AllocationTable:
@@ -151,6 +157,6 @@ def wait_nothing_left(kubelet: FakeKubelet, state: Path) -> None:
         return not names
 
     try:
-        wait_until(none, "nothing left")
+        wait_until(none, "nothing left", RELEASED_WITHIN)
     except TimeoutError:
         raise AssertionError(f"left behind: {names}") from None

@@ -31,6 +31,7 @@ def successor(directory, node):
     others = []
 
     def start(*, until="standing by", **flags):
+        ready = len(node.agent.events("successor is ready"))
         other = AgentProcess(directory, node.kubelet.plugin_directory, node.kubelet.pod_resources_socket)
         other.inventory.write_text(inventory)
         other.flags = dict(node.agent.flags)
@@ -39,7 +40,7 @@ def successor(directory, node):
         others.append(other)
         if until:
             other.wait_event(until)
-            node.agent.wait_event("successor is ready")
+            node.agent.wait_event("successor is ready", ready + 1)
         return other
 
     inventory = node.agent.inventory.read_text()

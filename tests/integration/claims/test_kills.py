@@ -15,7 +15,14 @@ import pytest
 from tests.integration.agent.conftest import AgentProcess, gpu_limits, wait_until
 from tests.integration.claims import dying
 from tests.integration.claims.node import CLAIM_QUICK
-from tests.integration.claims.oracle import Books, compare, compare_containers, recorded, wait_nothing_left
+from tests.integration.claims.oracle import (
+    RELEASED_WITHIN,
+    Books,
+    compare,
+    compare_containers,
+    recorded,
+    wait_nothing_left,
+)
 
 GIB = 1 << 30
 SIZE = 24 * GIB
@@ -124,6 +131,7 @@ def test_killed_at_every_point_of_unprepare(node, books):
         wait_until(
             lambda: len(recorded(node.agent.state).allocations) == len(pods),
             f"the allocation to end, {point}",
+            RELEASED_WITHIN,
         )
     wait_nothing_left(node.kubelet, node.agent.state)
     wait_until(lambda: not node.api.all("resourceclaims"), "the end of the claims")
