@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import functools
 import json
 import os
 import selectors
@@ -45,7 +46,7 @@ _LENGTH = struct.Struct("!I")
 _MOST_BYTES = 256 << 20
 _PATIENCE = 5.0
 _AGAIN_SECONDS = 0.1
-_GREETING_SECONDS = 0.5
+_MOST_SILENT = 16
 _ANNOUNCE_AGAIN_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("=iII")
 
@@ -60,6 +61,7 @@ class SuccessorListener:
         self._successor: socket.socket | None = None
         self._takes_claims = False  # the successor
         self._announced: socket.socket | None = None
+        self._silent: list[socket.socket] = []  # connections that have not said yet what they are
 
     @property
     def ready(self) -> bool:
@@ -105,13 +107,14 @@ class SuccessorListener:
 
     def close(self) -> None:
         """Accepts no successor any more."""
-        for successor in (self._successor, self._announced):
-            if successor is not None:
-                successor.close()
+        # First, for the end of a connection tells the next front that it may make a socket of its own at this path.
         if self._listener is not None and self._path is not None:
-            self._listener.close()
             with contextlib.suppress(OSError):
                 self._path.unlink()
+            self._listener.close()
+        for connection in (self._successor, self._announced, *self._silent):
+            if connection is not None:
+                connection.close()
 
     def hand_over(self) -> bool:
         """Hands everything over. Returns False where that failed or there is no successor; then all is still here."""
@@ -152,7 +155,18 @@ class SuccessorListener:
         except OSError:
             self._front.rest(listener, self._accept)
             return
-        connection.settimeout(_GREETING_SECONDS)
+        connection.setblocking(False)
+        self._silent.append(connection)
+        self._front.selector.register(
+            connection, selectors.EVENT_READ, functools.partial(self._greeted, connection)
+        )
+        if len(self._silent) > _MOST_SILENT:
+            self._front.stop_listening(self._silent.pop(0))
+
+    def _greeted(self, connection: socket.socket, _events: int) -> None:
+        """A connection has said what it is, or has ended. On a busy machine that may be long after it was made."""
+        self._silent.remove(connection)
+        self._front.selector.unregister(connection)
         try:
             pid, uid, _ = _CREDENTIALS.unpack(
                 connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -162,7 +176,6 @@ class SuccessorListener:
             greeting, pid = b"", 0
         if greeting == _COMING and self._announced is None:
             self._announced = connection
-            connection.setblocking(False)
             self._front.selector.register(connection, selectors.EVENT_READ, self._gone)
             self._front.log.say("info", "front", "successor is starting", process=pid)
             return
@@ -170,7 +183,6 @@ class SuccessorListener:
             connection.close()
             return
         self._successor, self._takes_claims = connection, greeting == _GREETING
-        connection.setblocking(False)
         self._front.selector.register(connection, selectors.EVENT_READ, self._lost)
         self._front.log.say("info", "front", "successor is ready", process=pid)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A successor that is getting ready: how the one before learns of it, and for how long it waits."""
 
+import contextlib
 import socket
 import tempfile
 import time
@@ -12,6 +13,7 @@ from agent.front.front import Front
 from agent.front.handover import AWAIT_SECONDS, Announcement, Predecessor, SuccessorListener
 
 GIVE_UP = 30.0
+GREETING = b"gigaslice front 2\n"
 
 
 @pytest.fixture
@@ -84,6 +86,61 @@ def test_it_is_waited_for_until_it_is_ready(pair):
     for _ in range(5):
         pair.step()
     assert pair.successor.ready, "the end of its announcement is not its own"
+
+
+@pytest.fixture
+def dialled(pair):
+    """A connection to the front that serves, which has accepted it and has not been told what it is."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(GIVE_UP)
+        sock.connect(pair.path)
+        for _ in range(5):
+            pair.step()
+        yield sock
+
+
+def test_a_successor_that_comes_to_its_greeting_late_is_one_all_the_same(pair, dialled):
+    """On a busy machine a process may rest between any two of its steps."""
+    assert not pair.successor.ready
+    dialled.sendall(GREETING)
+    pair.until(lambda: pair.successor.ready)
+    dialled.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        dialled.recv(1)
+
+
+def test_connections_that_say_nothing_are_closed_the_oldest_first(pair, dialled):
+    with contextlib.ExitStack() as stack:
+        others = [stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for _ in range(16)]
+        for other in others:
+            other.connect(pair.path)
+            for _ in range(3):
+                pair.step()
+        assert dialled.recv(1) == b""
+        others[0].sendall(GREETING)
+        pair.until(lambda: pair.successor.ready)
+    for _ in range(5):
+        pair.step()
+    assert not pair.successor.ready, "it has gone"
+
+
+def test_the_next_ones_socket_is_not_removed(pair, dialled, monkeypatch):
+    """The end of its connection is when a successor makes the socket anew."""
+    dialled.sendall(GREETING)
+    pair.until(lambda: pair.successor.ready)
+    dialled.setblocking(False)
+    unlink, ended = Path.unlink, []
+
+    def noted(path, **more):
+        try:
+            ended.append(dialled.recv(1))
+        except BlockingIOError:
+            unlink(path, **more)
+
+    monkeypatch.setattr(Path, "unlink", noted)
+    pair.successor.close()
+    assert ended == [] and not Path(pair.path).exists()
+    assert dialled.recv(1) == b""
 
 
 def test_a_second_one_is_heard_when_the_first_has_ended(pair):
