@@ -394,13 +394,21 @@ class FakeKubelet:
         return loop.report if loop.is_alive() else self.manager.capacity()
 
     def wait_allocatable(self, resource: str, count: int, timeout_s: float = 60.0) -> None:
-        """Returns when the node has reported COUNT of RESOURCE to the scheduler."""
+        """Returns when the node has reported COUNT of RESOURCE to the scheduler, and has it.
+
+        A report alone may be older than what the caller has just done.
+        """
         deadline = time.monotonic() + timeout_s
-        while self._now.loop.report[1].get(resource, 0) != count:
+        while not (self._counted(resource) == self._now.loop.report[1].get(resource, 0) == count):
             if time.monotonic() > deadline:
                 seen = self.allocatable().get(resource, 0)
-                raise TimeoutError(f"{resource}: {seen} allocatable, not {count}, after {timeout_s} s")
+                text = f"{seen} allocatable, not {count}, and {self._counted(resource)} healthy"
+                raise TimeoutError(f"{resource}: {text}, after {timeout_s} s")
             time.sleep(0.01)
+
+    def _counted(self, resource: str) -> int:
+        """What the next report will say."""
+        return self.manager.capacity()[1].get(resource, 0)
 
     def device_ids(self, pod: Pod, resource: str, container: str = "") -> set[str]:
         """What the container holds by the kubelet's records."""

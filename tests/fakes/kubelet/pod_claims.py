@@ -40,7 +40,9 @@ class PodClaims:
             for container in pod.all_containers:
                 container.problem = text
             pod.event("Warning", "FailedPrepareDynamicResources", text)
-            self._prepare_at = time.monotonic() + self._manager.times.resync_s  # as of now: a call may take long
+            self._prepare_at = (
+                time.monotonic() + self._manager.times.resync_s
+            )  # which a call may have changed
             return False
         except BrokenOff:
             return False

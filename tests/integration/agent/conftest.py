@@ -59,7 +59,7 @@ def inventory_text(gpus=2, gib=24, numa=(0, 1)):
 
 
 def wait_back(node, agent, slices=48):
-    """Until an agent that was started again serves all its slices."""
+    """Until an agent that was started, for the first time or again, serves all its slices."""
     agent.wait_registered()
     node.wait_allocatable(RESOURCE, slices, PATIENCE)
 
@@ -77,6 +77,12 @@ def ended(processes):
         for descriptor in descriptors:
             ready, _, _ = select.select([descriptor], [], [], PATIENCE)
             assert ready, f"the agent has not ended within {PATIENCE} s"
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 class AgentProcess:
@@ -149,17 +155,20 @@ class AgentProcess:
 
     @property
     def worker(self) -> psutil.Process | None:
-        """The agent's own process behind the front; None while there is none."""
+        """The agent's own process behind the front; None while there is none that lives."""
         assert self.process is not None
         with contextlib.suppress(psutil.NoSuchProcess):
-            return next(iter(psutil.Process(self.process.pid).children()), None)
+            return next(filter(_lives, psutil.Process(self.process.pid).children()), None)
         return None
 
     def kill_worker(self) -> None:
-        """Kills the agent's own process, and not its front, which starts another."""
+        """Kills the agent's own process, and not its front, which starts another. Returns when it has ended, so that
+        the next worker is another process.
+        """
         worker = wait_until(lambda: self.worker, "the agent's process")
         with contextlib.suppress(psutil.NoSuchProcess):
             worker.kill()
+        wait_until(lambda: not _lives(worker), "the end of the agent's process")
 
     def _end(self, number: int) -> int:
         assert self.process is not None
@@ -171,14 +180,25 @@ class AgentProcess:
         return code
 
     def events(self, name: str = "") -> list[dict]:
-        lines = self.output.read_text().splitlines() if self.output.exists() else []
+        text = self.output.read_text() if self.output.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may be half written
         found = [json.loads(line) for line in lines if line.startswith("{")]
         return [event for event in found if not name or event["event"] == name]
 
     def wait_event(self, name: str, count: int = 1) -> dict:
-        return wait_until(
-            lambda: len(self.events(name)) >= count and self.events(name)[-1], f"{count} x {name!r}"
-        )
+        """The newest event NAME as soon as there are COUNT of them. An agent that has ended logs none any more."""
+
+        def newest() -> dict | None:
+            code = None if self.process is None else self.process.poll()
+            logged = self.events(name)
+            if len(logged) >= count:
+                return logged[-1]
+            assert code is None, (
+                f"ended with {code} before {count} x {name!r}: {self.output.read_text()[-2000:]}"
+            )
+            return None
+
+        return wait_until(newest, f"{count} x {name!r}")
 
     def wait_registered(self, resources: int = 1) -> None:
         """Until the agent of the last start has registered RESOURCES of its resources.
@@ -186,6 +206,12 @@ class AgentProcess:
         What the node reports says nothing of it: right after a kill it is still the report of before.
         """
         self.wait_event("registered", self.registered_before + resources)
+
+    def wait_found(self) -> list[dict]:
+        """The GPUs that the agent has found at its last start."""
+        self.wait_registered()
+        started = [number for number, event in enumerate(self.events()) if event["event"] == "starting"][-1]
+        return [event for event in self.events()[started:] if event["event"] == "GPU found"]
 
     def status(self) -> list[dict]:
         """What `gigaslice status` says."""
@@ -234,7 +260,7 @@ def gpu_node(kubelet, agent, driver):
     agent.flags["--inventory"] = "nvml"
     kubelet.start()
     agent.start()
-    wait_until(lambda: kubelet.allocatable().get(RESOURCE), "slices")
+    wait_back(kubelet, agent, sum(event["slices"] for event in agent.wait_found()))
     return kubelet
 
 
@@ -287,7 +313,7 @@ def node(kubelet, agent):
     """Kubelet and agent, registered: 48 slices on two GPUs."""
     kubelet.start()
     agent.start()
-    kubelet.wait_allocatable(RESOURCE, 48, PATIENCE)
+    wait_back(kubelet, agent)
     return kubelet
 
 
@@ -315,7 +341,7 @@ def begin(directory, api):
         kubelet.start()
         agent.start()
         agent.wait_event("watching")
-        kubelet.wait_allocatable(RESOURCE, gpus * gib, PATIENCE)
+        wait_back(kubelet, agent, gpus * gib)
         return kubelet, agent
 
     yield start

@@ -78,7 +78,7 @@ def test_a_write_that_fails_takes_the_slices_until_writes_succeed(quota, kubelet
     quota.unlink()
     kubelet.wait_allocatable(RESOURCE, 48, PATIENCE)
     wait_until(lambda: kubelet.pods[-1].phase == "Running", "the pod that had to wait")
-    assert agent.events("state directory usable again")
+    agent.wait_event("state directory usable again")
 
 
 needs_mounts = pytest.mark.namespaces
@@ -90,7 +90,7 @@ def test_a_full_disk_takes_nothing_from_anybody(disk, kubelet, agent):
     wait_until(lambda: all(row["pod"] for row in agent.status()), "names")
     filler = fill(disk)
     kubelet.wait_allocatable(RESOURCE, 0, PATIENCE)
-    assert agent.events("state directory unusable; no new allocations")
+    agent.wait_event("state directory unusable; no new allocations")
     assert kubelet.run_pod(pod("late", 4)).reason == "Unschedulable", "not failed for good"
     agent.kill()
     agent.start()

@@ -4,7 +4,15 @@
 import pytest
 
 import vcuda
-from tests.integration.agent.conftest import PATIENCE, RESOURCE, allocation_dir, gpu_of, pod, wait_until
+from tests.integration.agent.conftest import (
+    PATIENCE,
+    RESOURCE,
+    allocation_dir,
+    gpu_of,
+    pod,
+    wait_back,
+    wait_until,
+)
 from tests.native.running import GIB, MIB, OUT_OF_MEMORY, SUCCESS
 from vcuda import contract
 
@@ -152,9 +160,7 @@ def test_the_agent_may_die_while_programs_run(gpu_node, agent, program):
     assert client.do("alloc b", 2 * GIB).code == SUCCESS
     assert client.do("alloc c", 5 * GIB).code == OUT_OF_MEMORY
     agent.start()
-    gpu_node.wait_allocatable(
-        RESOURCE, sum(event["slices"] for event in agent.events("GPU found")[:2]), PATIENCE
-    )
+    wait_back(gpu_node, agent, sum(event["slices"] for event in agent.wait_found()))
     (row,) = wait_until(lambda: rows_of(agent, "a"), "the name")
     assert row["used_bytes"] >= 4 * GIB
     assert client.do("free a").code == SUCCESS

@@ -59,8 +59,8 @@ def successor(directory, kubelet, agent):
     """Another agent for the same node, ready: the pod that a rolling update starts beside the old one."""
     others = []
 
-    def start(*, until="standing by", **flags):
-        other = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
+    def start(*, until="standing by", process=AgentProcess, **flags):
+        other = process(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
         other.output = directory / f"agent-{len(others)}.log"
         other.inventory.write_text(inventory_text(4, 16))
         other.start(standby="on", **flags)
@@ -146,8 +146,7 @@ def test_an_allocation_that_the_agent_did_not_live_to_answer_is_answered_by_the_
     """Frozen before it can answer, then killed: the call stays with the front."""
     worker = agent.worker
     worker.suspend()
-    made = node.create_pod(pod("a", 8))
-    time.sleep(0.3)
+    made = begin_allocation(node, pod("a", 8))
     assert made.phase == "Pending"
     worker.kill()
     made.wait_for(lambda one: one.phase == "Running", PATIENCE)
@@ -182,13 +181,29 @@ def test_an_allocation_that_was_recorded_is_not_made_twice(node, agent):
             wait_until(lambda worker=worker: agent.worker not in (None, worker), "the next agent")
 
 
+def begin_allocation(node, spec):
+    """Creates a pod, and returns it when the agent's front has the kubelet's first call for it."""
+    stub, begun = node.manager.endpoints[RESOURCE].stub, threading.Event()
+    prefer = stub.GetPreferredAllocation
+
+    def noted(request):
+        call = prefer.future(request)
+        begun.set()
+        return call.result()
+
+    stub.GetPreferredAllocation = noted
+    made = node.create_pod(spec)
+    assert begun.wait(PATIENCE)
+    stub.GetDevicePluginOptions(api.Empty())  # comes after it, and is answered by the front
+    return made
+
+
 def test_calls_in_flight_end_before_the_agent_does(node, agent):
     """An allocation under way when the agent is asked to end is answered, and by that agent."""
     running = node.run_pod(pod("a", 8))
     worker = agent.worker
     worker.suspend()
-    made = node.create_pod(pod("b", 8))
-    time.sleep(0.2)
+    made = begin_allocation(node, pod("b", 8))
     os.kill(agent.process.pid, signal.SIGTERM)
     time.sleep(0.2)
     worker.resume()
@@ -217,17 +232,25 @@ def test_an_upgrade_is_a_hand_over(node, agent, deployment, successor):
     assert node.registry.registrations == [RESOURCE] and node.registry.stream_ends == []
     assert present.socket.is_socket()
     node.restart()  # its new socket is the one that serves
-    wait_until(lambda: node.manager.capacity()[1].get(RESOURCE) == SLICES, "slices")
+    node.wait_allocatable(RESOURCE, SLICES, PATIENCE)
     assert node.run_pod(pod("after", 4)).phase == "Running"
     assert present.terminate() == 0
     assert not present.socket.exists()
 
 
+class StartingAgent(AgentProcess):
+    """An agent that stops when it has announced itself."""
+
+    def command(self, **flags):
+        python, module, _, *words = super().command(**flags)
+        return [python, module, "tests.integration.agent.starting", *words]
+
+
 def starting(agent, successor, **flags):
-    """A successor that has announced itself, and gets no further."""
-    other = successor(until="", **flags)
+    """A successor that has announced itself, and gets no further until it is resumed."""
+    other = successor(until="", process=StartingAgent, **flags)
     agent.wait_event("successor is starting")
-    other.worker.suspend()
+    wait_until(lambda: other.worker and other.worker.status() == psutil.STATUS_STOPPED, "its stop")
     return other
 
 

@@ -22,6 +22,7 @@ from tests.integration.agent.conftest import (
     gpu_limits,
     gpu_of,
     pod,
+    wait_back,
     wait_until,
 )
 from tests.integration.agent.test_crash import rpc_answers
@@ -94,15 +95,19 @@ def test_a_new_limit_outlives_the_agent_and_the_container(gpu_node, agent):
     running = gpu_node.run_pod(pod("a", 8))
     known(agent, "a")
     assert resize(agent, "a", "--memory", "12GiB")[0] == 0
+    slices = (
+        gpu_node.capacity()[RESOURCE] - 4
+    )  # those of a GPU that are promised to no device ID are not given out
     agent.kill()
     agent.start()
-    wait_until(lambda: rpc_answers(agent), "the agent")
+    wait_back(gpu_node, agent, slices)
     running.container("c0").process.kill()
     wait_until(
         lambda: running.container("c0").restarts >= 1 and running.container("c0").running, "the restart"
     )
     assert limit(running.container("c0")) == 12 * GIB
     gpu_node.delete_pod(running)
+    gpu_node.wait_allocatable(RESOURCE, slices + 4, PATIENCE)
     other = gpu_node.run_pod(pod("b", 8))
     assert limit(other.container("c0")) == 8 * GIB
 

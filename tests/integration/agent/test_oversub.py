@@ -23,6 +23,7 @@ from tests.integration.agent.conftest import (
     gpu_limits,
     gpu_of,
     pod,
+    wait_back,
     wait_until,
 )
 from tests.native.running import LIBRARY, OUT_OF_MEMORY, SUCCESS, Client
@@ -99,8 +100,8 @@ def test_three_jobs_of_8_gib_run_on_a_gpu_of_16(node):
             assert usage.used(uuid) - usage.managed(uuid) <= 4 * GIB
         agent.kill()
         agent.start()
-        wait_until(lambda: len(agent.status()) == 3, "the allocation table are found again")
-        kubelet.wait_allocatable(RESOURCE, 3, PATIENCE)
+        wait_back(kubelet, agent, 3)
+        assert len(agent.status()) == 3, "the allocations are found again"
         for container in containers:
             assert gpu_limits(container)[0].physical_bytes == 4 * GIB
     finally:

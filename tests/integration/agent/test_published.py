@@ -23,7 +23,8 @@ def test_what_a_pod_takes_and_gives_back_is_published(begin, api):
     gpu = 0 if gpu_of(one.container("c0")) == uuid(0) else 1
     wait_until(lambda: sorted(free_slices(api)) == [16, 24], "the pod's GPU has less")
     uid = api.get("pods", "a", "default")["metadata"]["uid"]
-    assert published_inventory(api).held == (Occupant(uid, (Share(uuid(gpu), 8),)),)
+    held = (Occupant(uid, (Share(uuid(gpu), 8),)),)
+    wait_until(lambda: published_inventory(api).held == held, "whose they are")
     kubelet.delete_pod(one)
     wait_until(lambda: free_slices(api) == [24, 24], "given back")
     assert published_inventory(api).held == ()

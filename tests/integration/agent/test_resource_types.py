@@ -64,7 +64,9 @@ def test_a_gpu_of_a_new_type_gets_its_resource_and_no_pod_notices(typed, agent):
         GPUS + f"  - {{uuid: {uuid(3)}, model: NVIDIA A100-SXM4-40GB, memory: 40GiB, numa: 1}}\n"
     )
     wait_until(lambda: typed.allocatable().get(RESOURCE + ".a100"), "the new type")
-    assert offered(typed) == (80, 48, 4 - 1)
+    wait_until(
+        lambda: offered(typed) == (80, 48, 4 - 1), "its GPU among the whole ones"
+    )  # each list for itself
     other = typed.run_pod(asking("other", **{RESOURCE + ".a100": 40}))
     assert gpu_of(other.container("c0")) == uuid(3)
     assert running.container("c0").running
