@@ -31,7 +31,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ class Node:
         ]
         self.start()
         try:
-            until(self.offered, LONG)
+            self.wait(self.offered)
         except BaseException:
             self.__exit__()
             raise
@@ -117,6 +117,20 @@ class Node:
         if self._agent is not None:
             self._agent.send_signal(signal.SIGTERM)
             self._agent.wait(60)
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        """Waits for a condition that an agent has to bring about: one that has ended fails at once, with its output."""
+
+        def met() -> bool:
+            assert self._agent is not None
+            code = self._agent.poll()
+            if condition():
+                return True
+            text = (self.plane.folder / "node.log").read_text()[-3000:]
+            assert code is None, f"the agent has ended with {code}:\n{text}"
+            return False
+
+        until(met, LONG)
 
     def offered(self) -> bool:
         """Whether the cluster has all that the node offers."""
@@ -155,7 +169,7 @@ class Node:
                 return bool(answer.status == 200)
             return False
 
-        until(ready, LONG)
+        self.wait(ready)
         return time.monotonic() - begun
 
     def command(self, *words: str) -> str:

@@ -2,6 +2,7 @@
 """Pods as a kubelet makes them: what they get, what the node believes, and what holds them back."""
 
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.integration.agent.conftest import (
     gpu_of,
     inventory_text,
     pod,
+    until_there,
     wait_until,
 )
 
@@ -124,14 +126,17 @@ def test_an_init_container_with_all_the_slices(node, agent):
     )
 
 
-def test_an_init_container_of_a_waiting_pod_keeps_its_directory(node, agent):
+def test_an_init_container_of_a_waiting_pod_keeps_its_directory(node, agent, directory):
     """It is never listed, and looks unused for as long as an image takes to arrive."""
+    go_on = directory / "go on"
     spec = PodSpec(
-        "p", init_containers=(asking(4, "i0", command=("sleep", "2")),), containers=(asking(2, "a"),)
+        "p", init_containers=(asking(4, "i0", command=until_there(go_on)),), containers=(asking(2, "a"),)
     )
     running = node.create_pod(spec)
     wait_until(lambda: running.container("i0").running, "the init container")
     sources = [mount.source for mount in running.container("i0").started.mounts]
+    time.sleep(2.0)  # several polls
+    go_on.touch()
     wait_until(lambda: running.container("a").running, "the container")
     assert all(Path(source).exists() for source in sources)
 

@@ -53,14 +53,14 @@ class Caller:
                     available_deviceIDs=sorted(self.free), allocation_size=size
                 )
                 preferred = stub.GetPreferredAllocation(
-                    api.PreferredAllocationRequest(container_requests=[preference]), timeout=20
+                    api.PreferredAllocationRequest(container_requests=[preference]), timeout=PATIENCE
                 )
                 (first,) = preferred.container_responses
                 device_ids = set(first.deviceIDs)
                 request = api.AllocateRequest(
                     container_requests=[api.ContainerAllocateRequest(devices_ids=sorted(device_ids))]
                 )
-                (answer,) = stub.Allocate(request, timeout=20).container_responses
+                (answer,) = stub.Allocate(request, timeout=PATIENCE).container_responses
                 self.answered[answer.annotations["gigaslice.io/allocation"]] = device_ids
                 self.free -= device_ids
                 self.count += 1
@@ -122,7 +122,7 @@ def test_killed_at_any_instant_of_an_allocation(agent, seed):
 def rpc_answers(agent):
     with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
         try:
-            rpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=1)
+            rpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=10)
         except grpc.RpcError:
             return False
         return True

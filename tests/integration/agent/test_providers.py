@@ -20,6 +20,7 @@ from tests.integration.agent.conftest import (
     gpu_of,
     inventory_text,
     pod,
+    until_there,
     wait_until,
 )
 from tests.unit.agent.providers.test_rdma import add, write
@@ -70,7 +71,7 @@ def test_a_whole_gpu_has_no_slices_left_and_gives_them_back(both, agent):
     both.delete_pod(running)
     both.delete_pod(sliced)
     wait_both(both, 48, 2)
-    assert agent.status() == []
+    wait_until(lambda: agent.status() == [], "everything to be given up")
 
 
 def test_a_gpu_with_slices_in_use_cannot_be_had_whole(both):
@@ -146,17 +147,18 @@ def test_init_containers_lend_whole_gpus_to_later_ones(both, agent):
     wait_until(lambda: agent.status() == [], "everything of the pod to be given up")
 
 
-def test_an_init_container_with_slices_keeps_them_beside_a_whole_gpu(both, agent):
+def test_an_init_container_with_slices_keeps_them_beside_a_whole_gpu(both, agent, directory):
     """Allocations of the two kinds say nothing about each other."""
     spec = PodSpec(
         "p",
         (ContainerSpec("c0", {WHOLE: 1}),),
-        (ContainerSpec("init", {RESOURCE: 4}, command=("sleep", "3")),),
+        (ContainerSpec("init", {RESOURCE: 4}, command=until_there(directory / "go on")),),
     )
     running = both.create_pod(spec)
     wait_until(lambda: running.container("init").running, "the init container")
     wait_until(lambda: any(row["pod"] for row in agent.status()), "names")
     assert running.container("init").running
+    (directory / "go on").touch()
     wait_until(lambda: running.container("c0").running, "the pod")
     assert allocation_dir(running.container("init")).exists()
 
