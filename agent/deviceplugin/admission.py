@@ -121,7 +121,10 @@ class AdmissionResolver:
             if left <= 0 or not self._cluster.synced:
                 break
             await self._cluster.news(left)
-        assigned = any(ASSIGNMENT in pod.annotations for pod in self._cluster.pods.values())
+        # An agent that has just started has seen no pod yet, and on a wrong GPU an assigned one never starts.
+        assigned = not self._cluster.synced or any(
+            ASSIGNMENT in pod.annotations for pod in self._cluster.pods.values()
+        )
         waited = self._clock() - begun
         # What is read was so after the kubelet's call had begun: it wins over what the watch has shown.
         read = await self._cluster.read(_ASSIGNED_SECONDS - waited if assigned else _READ_SECONDS)

@@ -116,6 +116,14 @@ def test_among_assigned_pods_the_api_server_is_waited_for_longer(world):
     assert cluster.now == pytest.approx(3.0)
 
 
+def test_an_agent_that_has_just_started_waits_as_among_assigned_pods(world):
+    """It has seen none yet, and one of them may be what the kubelet admits."""
+    _pods, cluster, admissions = world
+    cluster.synced = False
+    assert asyncio.run(admissions.identify(4)).requester is None
+    assert cluster.reads == [pytest.approx(3.0)] and cluster.waits == 0
+
+
 def test_without_a_running_watch_the_pods_are_read_at_once(world):
     _pods, cluster, admissions = world
     cluster.synced = False
