@@ -222,6 +222,22 @@ class AgentProcess:
         return json.loads(answer.stdout)["allocations"]
 
 
+class ProgramAgent(AgentProcess):
+    """The agent as another program, in a module that runs it as `python -m` does: each is one for some tests."""
+
+    module = ""
+
+    def command(self, **flags) -> list[str]:
+        python, option, _, *words = super().command(**flags)
+        return [python, option, self.module, *words]
+
+
+class PatientAgent(ProgramAgent):
+    """An agent that waits for an API server for as long as a test does."""
+
+    module = "tests.integration.agent.patient"
+
+
 @pytest.fixture
 def directory():
     """Short enough for the name of a unix socket."""
@@ -326,14 +342,17 @@ def api():
 
 @pytest.fixture
 def begin(directory, api):
-    """Starts a node of GPUs of GIB on two NUMA nodes, with its pods in the API server; flags are those of the agent."""
+    """Starts a node of GPUs of GIB on two NUMA nodes, with its pods in the API server; flags are those of the agent.
+
+    process: what the agent is.
+    """
     started = []
 
-    def start(policy="none", gpus=4, gib=24, settings=QUICK, **flags):
+    def start(policy="none", gpus=4, gib=24, settings=QUICK, process=AgentProcess, **flags):
         kubelet = FakeKubelet(
             directory / "kubelet", 7, policy, settings=settings, runtime=Runtime("plain"), api=api
         )
-        agent = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
+        agent = process(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
         agent.inventory.write_text(inventory_text(gpus, gib=gib))
         agent.flags |= {"--kubeconfig": api.kubeconfig(directory), "--node-name": NODE}
         agent.flags |= {"--" + name.replace("_", "-"): value for name, value in flags.items()}

@@ -13,6 +13,7 @@ from tests.integration.agent.conftest import (
     PATIENCE,
     QUICK,
     RESOURCE,
+    PatientAgent,
     asking,
     gpu_limits,
     gpu_of,
@@ -31,7 +32,7 @@ def sizes(container):
 
 
 def test_a_hundred_pods_at_once_start_without_a_retry_and_each_gets_its_own_options(begin, api):
-    kubelet, agent = begin(gpus=4, gib=32, settings=replace(QUICK, pace=Pace()))
+    kubelet, agent = begin(gpus=4, gib=32, settings=replace(QUICK, pace=Pace()), process=PatientAgent)
     all_options = [{"gpu-uuid": uuid(number % 4), "cores": str(number % 3)} for number in range(100)]
     pods = [
         kubelet.create_pod(pod(f"p{number}", 1, annotations=said(options)))
@@ -50,7 +51,7 @@ def test_a_hundred_pods_at_once_start_without_a_retry_and_each_gets_its_own_opti
 
 def test_a_kubelet_whose_list_takes_long_is_waited_for(begin):
     """Half a second is no reason to give a pod other GPUs than it asked for."""
-    kubelet, agent = begin(gpus=2)
+    kubelet, agent = begin(gpus=2, process=PatientAgent)
     kubelet.pod_resources.delay_s = 0.5
     all_options = [{"gpu-uuid": uuid(number % 2)} for number in range(4)]
     pods = [
@@ -79,7 +80,7 @@ def test_a_kubelet_that_does_not_list_its_pods_costs_no_pod_and_not_the_agent(be
 @pytest.mark.parametrize("policy", POLICIES)
 def test_two_numa_nodes_and_every_policy(begin, policy):
     """Whatever the kubelet makes of NUMA: what is admitted has its memory, its options and no GPU too full."""
-    kubelet, agent = begin(policy, gpus=4, gib=8)
+    kubelet, agent = begin(policy, gpus=4, gib=8, process=PatientAgent)
     rng = random.Random(3)
     alive, started = [], 0
     for number in range(24):

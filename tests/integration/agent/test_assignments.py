@@ -13,6 +13,7 @@ from tests.fakes.nodes import GIB, uuid
 from tests.integration.agent.conftest import (
     PATIENCE,
     RESOURCE,
+    PatientAgent,
     asking,
     free_slices,
     gpu_limits,
@@ -38,7 +39,7 @@ def limits(container):
 
 @pytest.mark.parametrize("policy", ["none", "restricted"])
 def test_a_burst_gets_exactly_what_was_assigned_over_kills_of_agent_and_kubelet(begin, api, policy):
-    kubelet, agent = begin(policy=policy)
+    kubelet, agent = begin(policy=policy, process=PatientAgent)
     chance = random.Random(5)
     wanted, pods = {}, []
     for number in range(12):
@@ -66,7 +67,7 @@ def test_a_burst_gets_exactly_what_was_assigned_over_kills_of_agent_and_kubelet(
 
 
 def test_a_watch_that_is_behind_gives_no_pod_another_gpu(begin, api):
-    kubelet, agent = begin()
+    kubelet, agent = begin(process=PatientAgent)
     api.lag = 0.15
     pods = [kubelet.create_pod(assigned(f"p{number}", [(3 - number, 4)])) for number in range(3)]
     for one in pods:
@@ -77,7 +78,7 @@ def test_a_watch_that_is_behind_gives_no_pod_another_gpu(begin, api):
 
 
 def test_a_watch_that_is_a_second_behind_is_waited_for(begin, api):
-    kubelet, _ = begin()
+    kubelet, _ = begin(process=PatientAgent)
     kubelet.run_pod(assigned("first", [(0, 20)]))
     api.lag = 1.0
     late = kubelet.run_pod(assigned("late", [(3, 4)]))
@@ -86,7 +87,7 @@ def test_a_watch_that_is_a_second_behind_is_waited_for(begin, api):
 
 
 def test_a_pod_that_the_watch_does_not_show_is_read_past_it(begin, api):
-    kubelet, _ = begin()
+    kubelet, _ = begin(process=PatientAgent)
     kubelet.run_pod(assigned("first", [(0, 20)]))
     api.lag = 30.0
     late = kubelet.run_pod(assigned("late", [(3, 4)]))

@@ -300,11 +300,17 @@ def test_a_pod_is_told_when_the_driver_refuses_what_its_quota_had_room_for(begin
     assert event["involvedObject"]["name"] == "a" and "7.5 GiB" in event["message"]
 
 
+def named(node):
+    """Returns when the agent has the name of the only pod: a command that names it before is refused."""
+    wait_until(lambda: [row["pod"] for row in node.agent.status()] == ["a"], "the name")
+
+
 def test_a_resize_moves_wall_and_page_together(begin_limited):
     node = begin_limited().listed()
     created = node.run(pod("a", 8))
     gpu = gpu_of(created.container("c0"))
     client = under_the_library(node, created)
+    named(node)
     for size in (12, 6):
         node.command("resize", "a", "--memory", f"{size}GiB")
         wait_until(lambda size=size: node.limit(created, gpu) == size * GIB + MARGIN, "the wall")
@@ -320,6 +326,7 @@ def test_a_shrink_below_use_follows_the_use_and_status_says_how_far(begin_limite
     gpu = gpu_of(created.container("c0"))
     client = under_the_library(node, created)
     assert client.do("alloc a", 6 * GIB).code == SUCCESS
+    named(node)
     node.command("resize", "a", "--memory", "2GiB")
     wait_until(
         lambda: "default/a" in node.command("status").partition("driver limits:")[2], "the wall in status"
@@ -358,12 +365,14 @@ def test_metrics_and_the_inventory_tell_what_keeps_the_limits(begin_limited, api
         "dmem",
     )
     port = node.agent.wait_event("metrics served")["port"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    assert any(line.startswith("gigaslice_driver_limits{") and 'backend="dmem"' in line for line in lines)
-    (limit,) = [
-        line for line in lines if line.startswith("gigaslice_pod_driver_limit_bytes{") and gpu in line
-    ]
+
+    def lines(name, label):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
+            scraped = answer.read().decode().splitlines()
+        return [line for line in scraped if line.startswith(f"gigaslice_{name}{{") and label in line]
+
+    wait_until(lambda: lines("driver_limits", 'backend="dmem"'), "what keeps them")
+    (limit,) = wait_until(lambda: lines("pod_driver_limit_bytes", gpu), "the limit")
     assert 'pod="a"' in limit and float(limit.split()[-1]) == 8 * GIB + MARGIN
-    (used,) = [line for line in lines if line.startswith("gigaslice_pod_driver_used_bytes{") and gpu in line]
+    (used,) = wait_until(lambda: lines("pod_driver_used_bytes", gpu), "what is used")
     assert 'pod="a"' in used and float(used.split()[-1]) == 0

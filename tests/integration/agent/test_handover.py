@@ -26,6 +26,7 @@ from tests.integration.agent.conftest import (
     PATIENCE,
     RESOURCE,
     AgentProcess,
+    ProgramAgent,
     allocation_dir,
     inventory_text,
     pod,
@@ -238,12 +239,10 @@ def test_an_upgrade_is_a_hand_over(node, agent, deployment, successor):
     assert not present.socket.exists()
 
 
-class StartingAgent(AgentProcess):
+class StartingAgent(ProgramAgent):
     """An agent that stops when it has announced itself."""
 
-    def command(self, **flags):
-        python, module, _, *words = super().command(**flags)
-        return [python, module, "tests.integration.agent.starting", *words]
+    module = "tests.integration.agent.starting"
 
 
 def starting(agent, successor, **flags):
