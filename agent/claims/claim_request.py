@@ -13,7 +13,15 @@ from gigaslice.core.claims.origin import ClaimDevice, ClaimOrigin
 from gigaslice.core.claims.resource_claim import ClaimResult, ResourceClaim
 from gigaslice.core.model import CORES_PER_GPU, Gpu, Placement, RequestOptions, Share
 
-__all__ = ["ClaimRequest", "claim_request"]
+__all__ = ["AbsentGpuError", "ClaimRequest", "claim_request"]
+
+
+class AbsentGpuError(NotExecutableError):
+    """This node does not have the GPU of a device now. device: The device's name."""
+
+    def __init__(self, text: str, device: str) -> None:
+        super().__init__(text)
+        self.device = device
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,8 @@ def claim_request(
         follows_annotations: Its options are those of its pod's annotations.
 
     Raises:
-        NotExecutableError: A device is none of this node's GPUs, or has an amount that no GPU has.
+        AbsentGpuError: A device is none of this node's GPUs.
+        NotExecutableError: A device has an amount that no GPU has.
     """
     results = [result for result in claim.results if result.main in group]
     amounts: dict[str, tuple[int, int]] = {}
@@ -76,9 +85,10 @@ def claim_request(
     for result in results:
         gpu = gpus.get(result.device)
         if gpu is None:
-            raise NotExecutableError(
+            raise AbsentGpuError(
                 f"claim {claim}: this node has no GPU {result.device} now; its pods start here once it is back, or "
-                "on another node when they are made again"
+                "on another node when they are made again",
+                result.device,
             )
         if result.memory_bytes == 0:
             raise NotExecutableError(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from agent.accounting.presence import Presence
 from agent.allocation.request import NotExecutableError
@@ -17,9 +17,13 @@ from gigaslice.core.claims.resource_claim import ResourceClaim
 from gigaslice.core.model import Pod
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["EarlierAllocations"]
+__all__ = ["EarlierAllocations", "StillUsedError"]
 
 Allocations = tuple[tuple[Allocation, ClaimOrigin], ...]
+
+
+class StillUsedError(NotExecutableError):
+    """A container runs with other GPUs than the claim has now."""
 
 
 class EarlierAllocations:
@@ -56,7 +60,7 @@ class EarlierAllocations:
             request: Returns what some of its requests ask for now.
 
         Raises:
-            NotExecutableError: A container runs with other GPUs than the claim has now.
+            StillUsedError: A container runs with other GPUs than the claim has now.
             StorageError: The allocation table cannot be written.
         """
         prepared = of_claim(self._store.table, claim.uid)
@@ -68,27 +72,44 @@ class EarlierAllocations:
         ):
             return prepared
         self._log.info("claim has other devices by now", claim=str(claim), uid=claim.uid)
-        running_uids = {pod.uid for pod in pods if pod.phase == "Running"}
-        used = {
-            allocation.id: str(consumer.ref)
-            for allocation, origin in prepared
-            for consumer in origin.consumers
-            if consumer.uid in running_uids
-        }
-        if used:
+        if used := _used(prepared, pods):
             kept = _with_shares(prepared, [request(origin.requests) for _, origin in prepared])
             if len(kept) == len(prepared):
                 self._store.update(self._store.table.replaced(kept))
                 return of_claim(self._store.table, claim.uid)
-            mounted = (await asyncio.to_thread(self._present, used)).mounted
-            if containers := sorted({used[allocation_id] for allocation_id in mounted}):
-                raise NotExecutableError(
+            if containers := await self._running(used):
+                raise StillUsedError(
                     f"claim {claim} was given other GPUs after a pod of it was deleted by force, and "
                     f"{', '.join(containers)} runs with those of before; delete that pod, or give this pod a claim of "
                     "its own"
                 )
         self._service.release([allocation.id for allocation, _ in prepared])
         return ()
+
+    async def ended(self, uid: str, pods: Iterable[Pod]) -> bool:
+        """Returns whether no container runs any more with what a claim has, as StillUsedError said one does.
+
+        Args:
+            uid: The claim's UID.
+            pods: Those of this node as they are now.
+        """
+        return not await self._running(_used(of_claim(self._store.table, uid), pods))
+
+    async def _running(self, used: Mapping[str, str]) -> list[str]:
+        """Returns the containers with processes, of those that allocations are for, by the allocation's id."""
+        mounted = (await asyncio.to_thread(self._present, used)).mounted if used else ()
+        return sorted({used[allocation_id] for allocation_id in mounted})
+
+
+def _used(prepared: Allocations, pods: Iterable[Pod]) -> dict[str, str]:
+    """Returns the containers of running pods that allocations are for, by the allocation's id."""
+    running_uids = {pod.uid for pod in pods if pod.phase == "Running"}
+    return {
+        allocation.id: str(consumer.ref)
+        for allocation, origin in prepared
+        for consumer in origin.consumers
+        if consumer.uid in running_uids
+    }
 
 
 def _with_shares(prepared: Allocations, requests: Sequence[ClaimRequest]) -> list[Allocation]:

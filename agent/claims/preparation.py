@@ -13,9 +13,9 @@ finds by the claim's UID and finishes.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 from agent.accounting.presence import Presence, find_mounted
 from agent.allocation.request import ImpossibleError
@@ -26,9 +26,10 @@ from agent.apiserver import Cluster
 from agent.claims.cdi_files import CdiFiles, cdi_devices, cdi_name
 from agent.claims.claim_events import ClaimEvents
 from agent.claims.claim_reader import ClaimReader
-from agent.claims.claim_request import ClaimRequest, claim_request
-from agent.claims.earlier_allocations import EarlierAllocations
+from agent.claims.claim_request import AbsentGpuError, ClaimRequest, claim_request
+from agent.claims.earlier_allocations import EarlierAllocations, StillUsedError
 from agent.claims.messages import ClaimName, PrepareAnswer, PreparedDevice
+from agent.claims.refusals import Over, Refusals, after, never, succeeds
 from agent.persistence.store import Store
 from agent.providers.container_edits import ContainerEdits, gpu_edits, quota_mounts
 from gigaslice.core.allocation.table import Allocation
@@ -66,7 +67,7 @@ class ClaimPreparation:
     """Prepares claims.
 
     Attributes:
-        refused: What claims were last answered with an error for, and wait: by UID, in the order of their arrival.
+        refusals: The claims that were last answered with an error, and wait.
         answered: The UIDs of claims that were answered without an error, by namespace and name. Who reads them takes
             out those that have ended.
     """
@@ -105,7 +106,7 @@ class ClaimPreparation:
             allocated: Called when allocations were made.
             present: Finds the allocations that processes of the node have mounted. Blocks.
         """
-        self.refused: dict[str, ClaimName] = {}
+        self.refusals = Refusals()
         self.answered: dict[tuple[str, str], str] = {}
         self._store = store
         self._service = service
@@ -122,9 +123,6 @@ class ClaimPreparation:
         self._earlier = EarlierAllocations(store, service, present)
         self._events = ClaimEvents(cluster)
         self._calls: dict[str, _Calls] = {}
-        self._again_at: dict[
-            str, float
-        ] = {}  # by UID of refused claims, when that may have changed; else nobody knows
         self._log = get_logger("claims")
 
     async def prepare(self, name: ClaimName, remaining: float | None) -> PrepareAnswer:
@@ -135,33 +133,37 @@ class ClaimPreparation:
             remaining: Seconds until the kubelet gives up; None where it does not.
         """
         until = time.monotonic() + remaining if remaining is not None else None
-        self._again_at.pop(name.uid, None)
+        self.refusals.begun(name.uid)
         calls = self._calls.setdefault(name.uid, _Calls())
         calls.count += 1
         try:
             async with calls.lock:  # two pods of one claim are two calls at a time
                 answer = await self._prepare(name, until)
         except asyncio.CancelledError:
-            self.refused.setdefault(
-                name.uid, name
-            )  # the kubelet has waited for too long, and repeats it late
+            self._refused(name)  # the kubelet has waited for too long, and repeats it late
             raise
         finally:
             calls.count -= 1
             if not calls.count:
                 del self._calls[name.uid]
         if answer.error:
-            self.refused.setdefault(name.uid, name)
-            self._again_at = {uid: at for uid, at in self._again_at.items() if uid in self.refused}
+            self._refused(name)
             self._log.info("claim not prepared", claim=str(name), uid=name.uid, detail=answer.error)
         else:
-            self.refused.pop(name.uid, None)
+            self.refusals.done(name.uid)
             self.answered[name.namespace, name.name] = name.uid
         return answer
 
     def preparing(self, uid: str) -> bool:
         """Whether a claim is being prepared now."""
         return uid in self._calls
+
+    def _refused(self, name: ClaimName) -> None:
+        """Notes that a claim waits. Where nothing tells what for, its pods are woken as those that nobody asks for."""
+        if self.refusals.explained(name.uid) or of_claim(self._store.table, name.uid):
+            self.refusals.refused(name)
+        else:
+            self.refusals.done(name.uid)
 
     async def _prepare(self, name: ClaimName, until: float | None) -> PrepareAnswer:
         pods: tuple[Pod, ...] = ()
@@ -178,13 +180,14 @@ class ClaimPreparation:
                 if not await self._checks.recorded(allocation.id):
                     return PrepareAnswer(error="the claim was unprepared meanwhile; asked again by itself")
         except (_RefusedError, ImpossibleError) as error:
-            self._again_at[name.uid] = math.inf
+            self.refusals.because(name.uid, self._over(name.uid, error))
             self._events.impossible(pods, str(error))
             return PrepareAnswer(error=str(error))
         except ApiFailure as failure:
-            self._again_at[name.uid] = time.monotonic() + _AGAIN_SECONDS
+            self.refusals.because(name.uid, after(_AGAIN_SECONDS))
             return PrepareAnswer(error=f"claim {name} cannot be read: {failure}")
         except GigasliceError as error:
+            self.refusals.because(name.uid, after(_AGAIN_SECONDS, succeeds(self._store.probe)))
             self._log.error("claim not prepared", claim=str(name), detail=str(error))
             return PrepareAnswer(error=str(error))
         return PrepareAnswer(tuple(self._devices(allocations)))
@@ -338,9 +341,20 @@ class ClaimPreparation:
 
     async def would_start(self, uid: str) -> bool:
         """Whether a claim that was answered with an error would be prepared now, as far as that can be told."""
-        if uid in self._again_at:
-            return time.monotonic() >= self._again_at[uid]
+        if (over := await self.refusals.over(uid)) is not None:
+            return over
         return bool(of_claim(self._store.table, uid)) and await self.blocker(uid) is None
+
+    def _over(self, uid: str, error: GigasliceError) -> Over:
+        """Returns what tells whether that which a claim was refused for is over."""
+        if isinstance(error, StillUsedError):
+            return lambda: self._earlier.ended(uid, self._cluster.pods.values())
+        if isinstance(error, AbsentGpuError):
+            return partial(self._has_gpu, error.device)
+        return never
+
+    async def _has_gpu(self, device: str) -> bool:
+        return device in (device_name(gpu.uuid) for gpu in self._service.inventory.gpus)
 
     def _patience(self, pods: Sequence[Pod]) -> float:
         """Returns how long a call is held by what is known of its pods now: none once all are to be deleted."""

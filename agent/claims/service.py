@@ -29,10 +29,16 @@ class Claims:
 
     async def unprepare(self, claims: Sequence[ClaimName]) -> Mapping[str, str]:
         """Unprepares claims. Returns why not, by UID."""
-        return {name.uid: await self._release.unprepare(name) for name in claims}
+        return {name.uid: await self._unprepare(name) for name in claims}
 
     async def _prepare(self, name: ClaimName, remaining: float | None) -> PrepareAnswer:
         answer = await self._preparation.prepare(name, remaining)
         if not answer.error:
             self._release.prepared(name.uid)
         return answer
+
+    async def _unprepare(self, name: ClaimName) -> str:
+        error = await self._release.unprepare(name)
+        if not error:
+            self._preparation.refusals.done(name.uid)
+        return error

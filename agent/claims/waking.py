@@ -38,6 +38,7 @@ __all__ = ["ClaimWaking"]
 
 _ROUND_SECONDS = 0.5
 _AGAIN_SECONDS = 10.0  # until a pod is woken again whose claim was not asked for
+_FAILED_SECONDS = 2.0  # the same where waking it failed
 _READ_SECONDS = 5.0
 _SYNC_SECONDS = 30.0  # that the pods are waited for
 _UNASKED_SECONDS = 2.0
@@ -89,7 +90,7 @@ class ClaimWaking:
         self._unasked: dict[
             str, tuple[float, float]
         ] = {}  # by UID of the pod: the next look, and the pause after it
-        self._woken: dict[str, float] = {}  # by UID of the pod, when
+        self._woken: dict[str, float] = {}  # by UID of the pod, until when it is left alone
         self._all_due = False
         self._alarm = Alarm()
         self._reported = LogOnce()
@@ -132,27 +133,38 @@ class ClaimWaking:
         await self._wake_those_with_ours(pods, unasked=False)
 
     async def wake_ready(self) -> None:
-        """Wakes the pods of those claims that would be prepared now."""
+        """Wakes the pods of those claims that would be prepared now, where no other claim of the pod would be refused.
+
+        All claims of a pod are prepared together: one that is refused again costs the pod another minute.
+        """
         refused = self._refused()
         now = self._clock()
-        self._woken = {uid: at for uid, at in self._woken.items() if now - at < _AGAIN_SECONDS}
+        self._woken = {uid: until for uid, until in self._woken.items() if now < until}
+        waiting: dict[str, list[Pod]] = {}  # the pods of each claim, by its UID
         for uid, name in list(refused.items()):
-            pods = self._waiting(name)
-            if not pods:
-                if self._cluster.synced:
-                    refused.pop(uid, None)
-                continue
-            try:
-                if not await self._would_start(uid):
-                    continue
-                self._reported.over(uid)
-            except GigasliceError as error:
-                if self._reported.new(uid, str(error)):
-                    self._log.error("not known whether a pod would start", claim=str(name), detail=str(error))
-                continue
-            for pod in pods:
-                if pod.uid not in self._woken:
+            if pods := self._waiting(name):
+                waiting[uid] = pods
+            elif self._cluster.synced:
+                refused.pop(uid, None)
+        ready = [uid for uid in waiting if await self._is_ready(uid, refused.get(uid))]
+        blocked = {pod.uid for uid in waiting.keys() - set(ready) for pod in waiting[uid]}
+        for uid in ready:
+            for pod in waiting[uid]:
+                if pod.uid not in blocked and pod.uid not in self._woken:
                     await self._wake(pod)
+
+    async def _is_ready(self, uid: str, name: ClaimName | None) -> bool:
+        """Whether a claim would be prepared now. A call that is under way tells by itself."""
+        if self._preparing(uid):
+            return False
+        try:
+            ready = await self._would_start(uid)
+        except GigasliceError as error:
+            if self._reported.new(uid, str(error)):
+                self._log.error("not known whether a pod would start", claim=str(name), detail=str(error))
+            return False
+        self._reported.over(uid)
+        return ready
 
     async def wake_unasked(self) -> None:
         """Wakes the pods with a claim of ours that wait for their sandbox, and whose claims are not being prepared."""
@@ -236,12 +248,14 @@ class ClaimWaking:
         return ours
 
     async def _wake(self, pod: Pod) -> None:
-        self._woken[pod.uid] = self._clock()
+        self._woken[pod.uid] = self._clock() + _AGAIN_SECONDS
         problem = await self._cluster.wake(pod)
         if not problem:
             self._log.info("pod woken", pod=str(pod))
             self._reported.over("problem")
-        elif self._reported.new("problem", problem):
+            return
+        self._woken[pod.uid] = self._clock() + _FAILED_SECONDS
+        if self._reported.new("problem", problem):
             self._log.warning("pod not woken", pod=str(pod), detail=problem)
 
 

@@ -123,7 +123,7 @@ def build_claims(
         reader,
         cdi,
         preparing=preparation.preparing,
-        awaited=lambda: bool(waiter.waiting or preparation.refused),
+        awaited=lambda: bool(waiter.waiting or preparation.refusals.waiting),
     )
     claims, publisher = Claims(preparation, release), SlicePublisher(client, config.node, slices)
     if config.api != "dra":
@@ -132,7 +132,7 @@ def build_claims(
         store,
         cluster,
         reader,
-        refused=lambda: preparation.refused,
+        refused=lambda: preparation.refusals.waiting,
         answered=lambda: preparation.answered,
         would_start=preparation.would_start,
         preparing=preparation.preparing,

@@ -203,7 +203,7 @@ class MetricCollector:
         values.add("gigaslice_claim_unprepare_duration_seconds", counters.claim_calls["unprepare"])
         for operation, count in counters.claim_errors.items():
             values.add("gigaslice_claim_errors_total", count, operation)
-        values.add("gigaslice_claims_refused", len(claims.preparation.refused))
+        values.add("gigaslice_claims_refused", len(claims.preparation.refusals.waiting))
         values.add("gigaslice_slice_writes_total", claims.slices.writes)
         values.add("gigaslice_slice_write_failures_total", claims.slices.failures)
         values.add("gigaslice_slices_published", int(not claims.slices.problem))

@@ -147,7 +147,7 @@ class ClaimNode:
             self.claims,
             self.cdi,
             preparing=self.preparation.preparing,
-            awaited=lambda: bool(self.waiter.waiting or self.preparation.refused),
+            awaited=lambda: bool(self.waiter.waiting or self.preparation.refusals.waiting),
             present=present,
             clock=lambda: self.now,
         )
@@ -159,7 +159,7 @@ class ClaimNode:
             self.store,
             self.cluster,
             self.claims,
-            refused=lambda: self.preparation.refused,
+            refused=lambda: self.preparation.refusals.waiting,
             answered=lambda: self.preparation.answered,
             would_start=self.preparation.would_start,
             preparing=self.preparation.preparing,

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from tests.fakes.claims_of_node import ClaimNode
+from tests.fakes.claims_of_node import ClaimNode, claim, claiming, result
 
 
 @pytest.fixture
@@ -34,3 +36,21 @@ def make_node(directory):
 @pytest.fixture
 def node(make_node):
     return make_node()
+
+
+@pytest.fixture
+def full(make_node):
+    """A node whose one GPU is taken, and two claims that were refused after one another."""
+    node = make_node(gpus=1)
+    node.first = node.reserve(claim("c", result(0, 24)), claiming("first"))
+    node.late = [
+        node.reserve(claim(name, result(0, 20)), claiming(f"pod-{name}", claims=(name,))) for name in "de"
+    ]
+
+    async def story():
+        await node.prepare(node.first)
+        for one in node.late:
+            assert (await node.prepare(one))[0].error
+
+    asyncio.run(story())
+    return node

@@ -120,3 +120,22 @@ def test_devices_that_were_allocated_anew_are_prepared_anew(node):
     (after,) = node.store.table.allocations
     assert after.quota() == {uuid(1): 4 * GIB}
     assert [device.device for device in answer.devices] == [device_name(uuid(1))]
+
+
+def woken(node):
+    run(node.waking.wake_ready())
+    return [pod.name for pod in node.cluster.woken]
+
+
+@pytest.mark.parametrize("end", ["container", "pod"])
+def test_who_was_refused_for_a_container_is_woken_once_that_has_ended(node, running, end):
+    one = given_anew(node, running, result(1, 4))
+    node.cluster.put(claiming("running", phase="Running", sandboxed=True))
+    assert run(node.prepare(one))[0].error
+    assert woken(node) == [], "it would be refused again"
+    if end == "container":
+        node.mounted = set()
+    else:
+        node.cluster.pods.pop(("default", "running"))
+    assert woken(node) == ["next"]
+    assert not run(node.prepare(one))[0].error

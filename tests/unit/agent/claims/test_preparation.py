@@ -265,7 +265,7 @@ def test_what_cannot_be_is_said_and_leaves_nothing(node, change, sentence):
     (answer,) = run(node.prepare(one))
     assert sentence in answer.error and not answer.devices
     assert not node.store.table.allocations and not node.cdi.claims()
-    assert one.uid in node.preparation.refused
+    assert one.uid in node.preparation.refusals.waiting
 
 
 def test_a_late_call_after_the_end_of_its_pods_prepares_nothing(node):
@@ -311,7 +311,7 @@ def test_a_claim_waits_until_there_is_room_and_is_told_what_for(make_node):
         return (await asked)[0]
 
     assert not run(story()).error
-    assert list(node.preparation.refused) == []
+    assert list(node.preparation.refusals.waiting) == []
 
 
 def test_the_waiting_ends_with_the_deletion_of_the_pods(make_node):

@@ -69,12 +69,12 @@ def test_memory_that_a_process_holds_counts_until_it_ends(node, prepared, monkey
 
 def test_what_leaves_is_looked_at_more_often_while_a_pod_waits_for_memory(node, prepared):
     (allocation,) = node.store.table.allocations
-    node.preparation.refused["uid-next"] = None
+    node.preparation.refusals.waiting["uid-next"] = None
     assert node.release.pause() == 1.0, "nothing leaves"
     node.mounted.add(allocation.id)
     run(node.unprepare(prepared))
     assert node.release.pause() == 0.25
-    node.preparation.refused.clear()
+    node.preparation.refusals.waiting.clear()
     assert node.release.pause() == 1.0, "nobody waits"
 
 

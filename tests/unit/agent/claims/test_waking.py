@@ -4,35 +4,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from agent.claims import preparation
+from agent.allocation.start_wait import StartTimes
 from gigaslice.core.errors import StorageError
 from gigaslice.kubeapi.failures import ApiFailure
 from tests.fakes.claims_of_node import claim, claiming, result, user
 from tests.fakes.eventually import run_beside, until
-
-
-@pytest.fixture
-def full(make_node):
-    """A node whose one GPU is taken, and two claims that were refused after one another."""
-    node = make_node(gpus=1)
-    node.first = node.reserve(claim("c", result(0, 24)), claiming("first"))
-    node.late = [
-        node.reserve(claim(name, result(0, 20)), claiming(f"pod-{name}", claims=(name,))) for name in "de"
-    ]
-
-    async def story():
-        await node.prepare(node.first)
-        for one in node.late:
-            assert (await node.prepare(one))[0].error
-
-    asyncio.run(story())
-    return node
 
 
 def woken(node):
@@ -79,14 +59,14 @@ def test_who_does_not_wait_any_more_is_forgotten_and_keeps_nobody(full):
         asyncio.run(full.release.look())
     asyncio.run(full.waking.wake_ready())
     assert woken(full) == ["pod-e"]
-    assert list(full.preparation.refused) == ["uid-e"]
+    assert list(full.preparation.refusals.waiting) == ["uid-e"]
 
 
 def test_pods_that_are_not_known_are_not_taken_for_gone(full):
     pods, full.cluster.pods = full.cluster.pods, {}
     full.cluster.synced = False
     asyncio.run(full.waking.wake_ready())
-    assert list(full.preparation.refused) == ["uid-d", "uid-e"]
+    assert list(full.preparation.refusals.waiting) == ["uid-d", "uid-e"]
     full.cluster.pods = pods
 
 
@@ -131,28 +111,6 @@ def test_without_the_right_it_goes_on(full):
     free(full)
     asyncio.run(full.waking.wake_ready())
     assert woken(full) == []
-
-
-def test_a_claim_that_could_not_be_read_is_tried_again_later(node, monkeypatch):
-    one = node.reserve(claim("c", result(0, 4)), claiming("train"))
-    node.claims.failure = ApiFailure("away")
-    assert asyncio.run(node.prepare(one, remaining=0.1))[0].error
-    asyncio.run(node.waking.wake_ready())
-    assert woken(node) == []
-    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 6.0)
-    monkeypatch.setattr(preparation, "time", later)
-    asyncio.run(node.waking.wake_ready())
-    assert woken(node) == ["train"]
-
-
-def test_nobody_is_woken_for_what_cannot_be(node):
-    """It was prepared for another pod, and would start; this one is refused whenever it asks."""
-    one = node.reserve(claim("c", result(0, 4, "a"), result(1, 4, "b")), claiming("first"))
-    assert not asyncio.run(node.prepare(one))[0].error
-    node.reserve(one, claiming("late", user("x", "c/a")))
-    assert "has only a of claim c" in asyncio.run(node.prepare(one))[0].error
-    asyncio.run(node.waking.wake_ready())
-    assert woken(node) == []
 
 
 def test_a_disk_that_fails_keeps_nobody_asleep(full, monkeypatch):
@@ -319,7 +277,7 @@ def test_a_call_that_the_kubelet_gave_up_is_one_that_was_refused(full):
         await asyncio.wait([asked])
 
     asyncio.run(story())
-    assert list(full.preparation.refused) == ["uid-d", "uid-e", "uid-f"]
+    assert list(full.preparation.refusals.waiting) == ["uid-d", "uid-e", "uid-f"]
 
 
 def test_pods_of_another_namespace_are_left_asleep(full):
@@ -327,3 +285,75 @@ def test_pods_of_another_namespace_are_left_asleep(full):
     free(full)
     asyncio.run(full.waking.wake_ready())
     assert [(pod.namespace, pod.name) for pod in full.cluster.woken] == [("default", "pod-d")]
+
+
+def test_of_many_that_wait_the_one_that_fits_is_woken(make_node):
+    """And it alone: each of the others would cost a call and an event."""
+    node = make_node(gpus=1, times=StartTimes(patience=0.0, unwatched_patience=0.0, margin=0.0))
+    first = node.reserve(claim("c", result(0, 24)), claiming("first"))
+    late = [
+        node.reserve(claim(f"c{number}", result(0, 20)), claiming(f"p{number}", claims=(f"c{number}",)))
+        for number in range(50)
+    ]
+
+    async def story():
+        await node.prepare(first)
+        for one in late:
+            assert (await node.prepare(one))[0].error
+        node.cluster.pods.pop(("default", "first"))
+        await node.unprepare(first)
+        for _ in range(3):
+            await node.waking.wake_ready()
+
+    asyncio.run(story())
+    assert woken(node) == ["p0"]
+
+
+def test_a_pod_with_two_claims_that_wait_is_woken_for_both_at_once(make_node):
+    """The kubelet asks for them together, and an answer that refuses one of them costs another minute."""
+    node = make_node(gpus=2)
+    others = [
+        node.reserve(claim(f"o{gpu}", result(gpu, 24)), claiming(f"other-{gpu}", claims=(f"o{gpu}",)))
+        for gpu in (0, 1)
+    ]
+    pod = claiming("train", user("a", "c"), user("b", "d"), claims=("c", "d"))
+    own = [node.reserve(claim(name, result(gpu, 8)), pod) for gpu, name in enumerate("cd")]
+    asyncio.run(node.prepare(*others))
+    assert all(answer.error for answer in asyncio.run(node.prepare(*own)))
+    for other, expected in zip(others, ([], ["train"]), strict=True):
+        node.cluster.pods.pop(("default", other.reserved_for[0].name))
+        asyncio.run(node.unprepare(other))
+        asyncio.run(node.waking.wake_ready())
+        assert woken(node) == expected
+
+
+def test_a_pod_whose_other_claim_can_never_be_served_is_left_alone(full):
+    other = full.reserve(claim("x", result(0, 1)), claiming("pod-d", claims=("d", "x")))
+    assert "GPU memory of x and d" in asyncio.run(full.prepare(other))[0].error
+    free(full)
+    asyncio.run(full.waking.wake_ready())
+    assert woken(full) == [], "pod-d has the memory that pod-e waits for"
+
+
+def test_a_wake_that_fails_is_repeated_soon_and_not_at_once(full):
+    """The right may have been given meanwhile, and the API server be back."""
+    free(full)
+    tries = []
+    real = full.cluster.wake
+
+    async def wake(pod):
+        tries.append(full.now)
+        return "no right" if len(tries) == 1 else await real(pod)
+
+    full.cluster.wake = wake
+    for full.now in (0.0, 1.9, 2.0, 2.5, 11.9, 12.0):
+        asyncio.run(full.waking.wake_ready())
+    assert tries == [0.0, 2.0, 12.0]
+
+
+def test_a_call_that_is_held_is_not_woken_for(full):
+    """It was refused once and is asked for again: it is answered as soon as it may start."""
+    free(full)
+    full.waking._preparing = lambda uid: uid == "uid-d"
+    asyncio.run(full.waking.wake_ready())
+    assert woken(full) == []

@@ -372,7 +372,7 @@ def test_calls_about_claims_and_what_was_published_for_them(tmp_path):
     assert not [name for name in series(node) if "_claim" in name or "_slice_write" in name]
     slices = SimpleNamespace(writes=3, failures=2, problem="the API server does not answer")
     node.metrics._claims = SimpleNamespace(
-        preparation=SimpleNamespace(refused={"bad": "no room"}),
+        preparation=SimpleNamespace(refusals=SimpleNamespace(waiting={"bad": "no room"})),
         slices=slices,
         registration=SimpleNamespace(accepted=True),
     )
