@@ -35,7 +35,7 @@ from agent.providers.container_edits import ContainerEdits, gpu_edits, quota_mou
 from gigaslice.core.allocation.table import Allocation
 from gigaslice.core.claims.consumers import claim_consumers, claim_groups, misuse
 from gigaslice.core.claims.names import device_name
-from gigaslice.core.claims.origin import claim_of, of_claim, with_consumers
+from gigaslice.core.claims.origin import claim_of, of_claim, with_consumers, with_unprepared
 from gigaslice.core.claims.parameters import claim_options
 from gigaslice.core.claims.resource_claim import ResourceClaim
 from gigaslice.core.errors import GigasliceError
@@ -255,7 +255,8 @@ class ClaimPreparation:
             self._events.allocated(pods, allocations)
         followed = [
             with_consumers(
-                allocation, claim_consumers(group, pods, claim.name, requests) or allocation.consumers
+                with_unprepared(allocation, False),
+                claim_consumers(group, pods, claim.name, requests) or allocation.consumers,
             )
             for allocation, group in zip(allocations, groups, strict=True)
         ]

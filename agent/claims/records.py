@@ -46,6 +46,7 @@ class ClaimRecords:
             ],
             "boot": origin.boot_id,
             **({"followsAnnotations": True} if origin.follows_annotations else {}),
+            **({"unprepared": True} if origin.unprepared else {}),
         }
 
     def hold_fields(self, allocation: Allocation) -> Sequence[Mapping[str, object]]:
@@ -68,6 +69,7 @@ class ClaimRecords:
             consumers=tuple(_consumer(consumer) for consumer in item["consumers"]),
             boot_id=string(item["boot"]),
             follows_annotations=item.get("followsAnnotations", False) is True,
+            unprepared=item.get("unprepared", False) is True,  # an agent of 0.1.0 passes this over
         )
         return origin, [positive(hold["bytes"]) for hold in holds]
 

@@ -5,10 +5,12 @@ The call comes when the last pod of a claim has ended on this node, so there is 
 keep the pod Terminating. What processes still hold counts until they have ended (`AllocationService.release`). Two
 things go beyond the call. On Kubernetes 1.36 a pod can attach to a claim while it is being unprepared, and then runs
 with what was prepared: while the API server shows such a pod, or a process has the claim's files mounted, the claim
-stays. And a claim that ended while the kubelet or this agent was away may get no call: records are compared with the
-API server's claims, by UID. That alone ends nothing while a container lives: an object that was deleted by force is
-gone at once, and its container may use the GPU until the kubelet has stopped it. Pods show only the name of a claim,
-which a later claim can have: so what a pod keeps alive is compared too.
+stays. No second call comes, so that is recorded, and outlives this agent. And a claim that ended while the kubelet or
+this agent was away may get no call: records are compared with the API server's claims, by UID. Those that an agent
+finds at its start without a pod are compared at once, since their call may have gone to an agent that was killed;
+others when they have had no pod for a minute. That alone ends nothing while a container lives: an object that was
+deleted by force is gone at once, and its container may use the GPU until the kubelet has stopped it. Pods show only the
+name of a claim, which a later claim can have: so what a pod keeps alive is compared too.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from agent.claims.claim_reader import ClaimReader
 from agent.claims.messages import ClaimName
 from agent.persistence.store import Store
 from gigaslice.core.claims.consumers import pods_by_claim
-from gigaslice.core.claims.origin import ClaimOrigin, claim_of, of_claim
+from gigaslice.core.claims.origin import ClaimOrigin, claim_of, of_claim, with_unprepared
 from gigaslice.core.errors import GigasliceError
 from gigaslice.core.model import Pod
 from gigaslice.kubeapi.failures import ApiFailure
@@ -40,6 +42,7 @@ _AWAITED_SECONDS = 0.25  # the same while a pod waits for memory
 _COMPARE_SECONDS = (
     60.0  # that a claim has no pod before it is compared with the API server's, and between two times
 )
+_COMPARE_AGAIN_SECONDS = 5.0  # where the API server did not say
 _READ_SECONDS = 5.0
 _NEWS_SECONDS = 0.2  # that the watch of the pods may be behind the kubelet
 
@@ -82,7 +85,7 @@ class ClaimRelease:
         self._awaited = awaited
         self._present = present
         self._clock = clock
-        self._attached: dict[str, ClaimName] = {}  # unprepared, while a pod had attached
+        self._inherited = set(self._recorded())  # of an earlier agent, and not compared yet
         self._compare_at: dict[str, float] = {}  # by UID
         self._alarm = Alarm()
         self._reported = LogOnce()
@@ -90,15 +93,13 @@ class ClaimRelease:
 
     async def unprepare(self, name: ClaimName) -> str:
         """Gives a claim up. Returns why that failed; an empty text where it is done, or was before."""
-        if not of_claim(self._store.table, name.uid):
-            self._attached.pop(name.uid, None)
-        elif users := await self._remaining_users(name):
-            self._attached[name.uid] = name
-            self._compare_at[name.uid] = self._clock() + _COMPARE_SECONDS
-            self._log.info("claim unprepared while pods have it", claim=str(name), users=users)
-            self._alarm.ring()
-            return ""
         try:
+            if of_claim(self._store.table, name.uid) and (users := await self._remaining_users(name)):
+                self._keep(name.uid)
+                self._compare_at[name.uid] = self._clock() + _COMPARE_SECONDS
+                self._log.info("claim unprepared while pods have it", claim=str(name), users=users)
+                self._alarm.ring()
+                return ""
             self._release(name.uid)
         except GigasliceError as error:
             self._log.error("claim not unprepared", claim=str(name), uid=name.uid, detail=str(error))
@@ -125,19 +126,23 @@ class ClaimRelease:
 
     def pause(self) -> float:
         """How long to wait until the next look: a scan of all processes is not done often for nobody."""
-        leaving = self._attached or any(
-            allocation.ended and claim_of(allocation) is not None
+        leaving = any(
+            origin.unprepared or allocation.ended
             for allocation in self._store.table.allocations
+            if (origin := claim_of(allocation)) is not None
         )
         return _AWAITED_SECONDS if leaving and self._awaited() else _ROUND_SECONDS
 
     async def look(self) -> None:
         """Finishes what has ended, and finds what ended without a call."""
-        for uid, name in list(self._attached.items()):
+        for uid, origin in self._recorded().items():
+            if not origin.unprepared:
+                continue
+            name = ClaimName(origin.namespace, origin.claim, uid)
             due = self._clock() >= self._compare_at.setdefault(uid, self._clock())
             if due:
                 self._compare_at[uid] = self._clock() + _COMPARE_SECONDS
-            if not await self._users(name, compared=due) and uid in self._attached:
+            if not await self._users(name, compared=due) and self._is_unprepared(uid):
                 self._release(uid)
         ended = [
             allocation.id
@@ -147,10 +152,6 @@ class ClaimRelease:
         if any(not self._store.reading(allocation_id).alive for allocation_id in ended):
             self._service.release(ended)
         await self._compare()
-
-    def prepared(self, uid: str) -> None:
-        """Notes that a claim was prepared again."""
-        self._attached.pop(uid, None)
 
     async def _follow_pods(self) -> None:
         while True:
@@ -214,36 +215,49 @@ class ClaimRelease:
     def _release(self, uid: str) -> None:
         self._service.release([allocation.id for allocation, _ in of_claim(self._store.table, uid)])
         self._cdi.remove(uid)
-        self._attached.pop(uid, None)
+
+    def _keep(self, uid: str) -> None:
+        """Records that a claim is unprepared and still used. Raises StorageError."""
+        marked = [with_unprepared(allocation, True) for allocation, _ in of_claim(self._store.table, uid)]
+        self._store.update(self._store.table.replaced(marked))
+
+    def _is_unprepared(self, uid: str) -> bool:
+        return any(origin.unprepared for _, origin in of_claim(self._store.table, uid))
+
+    def _recorded(self) -> dict[str, ClaimOrigin]:
+        """Returns the claims that have not ended, by UID: in the order in which they were prepared."""
+        origins = (
+            claim_of(allocation) for allocation in self._store.table.allocations if not allocation.ended
+        )
+        return {origin.uid: origin for origin in origins if origin is not None}
 
     async def _compare(self) -> None:
         """Compares claims that no pod of this node shows with those of the API server."""
         if not self._cluster.synced:
             return
-        claims: dict[str, ClaimOrigin] = {}
-        newest: dict[tuple[str, str], str] = {}  # by namespace and name, the UID that pods mean
-        for allocation in self._store.table.allocations:
-            origin = claim_of(allocation)
-            if origin is not None and not allocation.ended:
-                claims[origin.uid] = origin
-                newest[origin.namespace, origin.claim] = origin.uid
+        claims = self._recorded()
+        # By namespace and name, the UID that pods mean: that of the last claim.
+        newest = {(origin.namespace, origin.claim): uid for uid, origin in claims.items()}
+        inherited, self._inherited = self._inherited, set()
         self._compare_at = {uid: due for uid, due in self._compare_at.items() if uid in claims}
         pods = pods_by_claim(self._cluster.pods.values())
         for uid, origin in claims.items():
-            if uid in self._attached:
+            if origin.unprepared:
                 continue
+            pause = 0.0 if uid in inherited else _COMPARE_SECONDS
             name = (origin.namespace, origin.claim)
             if (name in pods and newest[name] == uid) or self._preparing(uid):
                 self._compare_at.pop(uid, None)
-            elif self._clock() >= self._compare_at.setdefault(uid, self._clock() + _COMPARE_SECONDS):
+            elif self._clock() >= self._compare_at.setdefault(uid, self._clock() + pause):
                 self._compare_at[uid] = self._clock() + _COMPARE_SECONDS
                 await self._compare_claim(origin)
 
     async def _compare_claim(self, origin: ClaimOrigin) -> None:
         try:
             claim = await self._claims.read(origin.namespace, origin.claim, _READ_SECONDS)
-        except (ApiFailure, ValueError):
-            return  # it may still be there
+        except (ApiFailure, ValueError):  # it may still be there
+            self._compare_at[origin.uid] = self._clock() + _COMPARE_AGAIN_SECONDS
+            return
         if claim is not None and claim.uid == origin.uid and claim.reserved_for:
             return
         users = await self._users(ClaimName(origin.namespace, origin.claim, origin.uid))

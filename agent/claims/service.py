@@ -24,18 +24,12 @@ class Claims:
         self, claims: Sequence[ClaimName], remaining: float | None
     ) -> Mapping[str, PrepareAnswer]:
         """Prepares claims. Returns an answer for each, by UID."""
-        answers = await asyncio.gather(*(self._prepare(name, remaining) for name in claims))
+        answers = await asyncio.gather(*(self._preparation.prepare(name, remaining) for name in claims))
         return {name.uid: answer for name, answer in zip(claims, answers, strict=True)}
 
     async def unprepare(self, claims: Sequence[ClaimName]) -> Mapping[str, str]:
         """Unprepares claims. Returns why not, by UID."""
         return {name.uid: await self._unprepare(name) for name in claims}
-
-    async def _prepare(self, name: ClaimName, remaining: float | None) -> PrepareAnswer:
-        answer = await self._preparation.prepare(name, remaining)
-        if not answer.error:
-            self._release.prepared(name.uid)
-        return answer
 
     async def _unprepare(self, name: ClaimName) -> str:
         error = await self._release.unprepare(name)

@@ -14,7 +14,16 @@ from gigaslice.core.allocation.consumer import Consumer, ObjectPart
 from gigaslice.core.allocation.table import Allocation, AllocationTable
 from gigaslice.core.model import Share
 
-__all__ = ["ClaimDevice", "ClaimOrigin", "claim_key", "claim_of", "of_claim", "with_consumers", "with_shares"]
+__all__ = [
+    "ClaimDevice",
+    "ClaimOrigin",
+    "claim_key",
+    "claim_of",
+    "of_claim",
+    "with_consumers",
+    "with_shares",
+    "with_unprepared",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,8 @@ class ClaimOrigin:
         boot_id: The boot of the machine in which it was prepared.
         follows_annotations: Its options and live limits are those of its pod's annotations: the claim was made for one
             container, from what that asks for.
+        unprepared: The kubelet has given it up while a pod had attached to it. There is no other call: it ends with
+            the last that uses it.
     """
 
     namespace: str
@@ -60,6 +71,7 @@ class ClaimOrigin:
     consumers: tuple[Consumer, ...] = ()
     boot_id: str = ""
     follows_annotations: bool = False
+    unprepared: bool = False
 
     @property
     def undecided(self) -> bool:
@@ -115,6 +127,14 @@ def with_consumers(allocation: Allocation, consumers: Sequence[Consumer]) -> All
     if origin is None or origin.consumers == tuple(consumers):
         return allocation
     return replace(allocation, origin=replace(origin, consumers=tuple(consumers)))
+
+
+def with_unprepared(allocation: Allocation, unprepared: bool) -> Allocation:
+    """The allocation of a claim that the kubelet has given up, or not."""
+    origin = claim_of(allocation)
+    if origin is None or origin.unprepared == unprepared:
+        return allocation
+    return replace(allocation, origin=replace(origin, unprepared=unprepared))
 
 
 def with_shares(allocation: Allocation, origin: ClaimOrigin, shares: Iterable[Share]) -> Allocation | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 PREPARE_STEPS = ("directory", "record", "file", "rename", "sync", "prepared")
-UNPREPARE_STEPS = ("record", "remove-directory", "remove-file", "unprepared")
+UNPREPARE_STEPS = ("await", "record", "remove-directory", "remove-file", "unprepared")
 SIDES = ("before", "after")
 AGENT, FRONT, STOP = "agent", "front", "stop"
 
@@ -76,6 +76,7 @@ def _wrapped(
 def _prepare_to_die(directory: Path) -> None:
     """Puts the points into the agent's own process."""
     from agent.claims.cdi_files import CdiFiles
+    from agent.claims.release import ClaimRelease
     from agent.claims.servicer import ClaimServicer
     from agent.persistence.checkpoint import CheckpointFile
     from agent.persistence.directories import AllocationDirs
@@ -88,6 +89,7 @@ def _prepare_to_die(directory: Path) -> None:
         "rename": (Path, "replace"),
         "sync": (Store, "sync"),
         "prepared": (ClaimServicer, "prepare"),
+        "await": (ClaimRelease, "_remaining_users"),
         "remove-directory": (AllocationDirs, "remove"),
         "remove-file": (CdiFiles, "remove"),
         "unprepared": (ClaimServicer, "unprepare"),

@@ -54,3 +54,12 @@ def full(make_node):
 
     asyncio.run(story())
     return node
+
+
+@pytest.fixture
+def prepared(node):
+    """A claim with a pod, and the pod is gone."""
+    one = node.reserve(claim("c", result(0, 8)), claiming("train"))
+    assert not asyncio.run(node.prepare(one))[0].error
+    node.cluster.pods.clear()
+    return one

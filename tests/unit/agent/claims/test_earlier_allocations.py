@@ -114,7 +114,7 @@ def test_devices_that_were_allocated_anew_are_prepared_anew(node):
     node.cluster.pods.clear()
     node.mounted = {before.id}
     run(node.unprepare(one))
-    assert node.store.table.allocations == (before,)
+    assert [kept.id for kept in node.store.table.allocations] == [before.id]
     node.reserve(replace(one, results=(result(1, 4),)), claiming("next"))
     (answer,) = run(node.prepare(one))
     (after,) = node.store.table.allocations

@@ -13,7 +13,7 @@ from agent.persistence.codec import Codec, sealed
 from agent.roles.records import CODEC
 from gigaslice.core.allocation.consumer import Consumer, ContainerRef
 from gigaslice.core.allocation.table import AllocationTable
-from gigaslice.core.claims.origin import ClaimDevice, ClaimOrigin
+from gigaslice.core.claims.origin import ClaimDevice, ClaimOrigin, with_unprepared
 from gigaslice.core.errors import CheckpointError, CheckpointVersionError
 from tests.fakes.nodes import allocation, uuid
 
@@ -31,6 +31,8 @@ BOTH = AllocationTable().with_allocation(CLAIM).with_allocation(PLUGIN)
 def test_both_kinds_stand_beside_each_other():
     assert CODEC.decode_table(CODEC.encode_table(BOTH)) == BOTH
     assert CODEC.decode_allocation(CODEC.encode_allocation(CLAIM)) == CLAIM
+    given_up = with_unprepared(CLAIM, True)
+    assert CODEC.decode_allocation(CODEC.encode_allocation(given_up)) == given_up != CLAIM
 
 
 def test_an_agent_that_knows_no_claims_says_so_and_reads_all_else():

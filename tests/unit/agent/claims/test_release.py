@@ -12,6 +12,7 @@ import pytest
 from agent.accounting.presence import Presence
 from agent.claims import release as release_module
 from agent.claims.messages import ClaimName
+from gigaslice.core.claims.origin import with_unprepared
 from gigaslice.core.errors import StorageError
 from gigaslice.kubeapi.failures import ApiFailure
 from tests.fakes.claims_of_node import claim, claiming, result
@@ -19,15 +20,6 @@ from tests.fakes.claims_of_node import claim, claiming, result
 
 def run(work):
     return asyncio.run(work)
-
-
-@pytest.fixture
-def prepared(node):
-    """A claim with a pod, and the pod is gone."""
-    one = node.reserve(claim("c", result(0, 8)), claiming("train"))
-    assert not run(node.prepare(one))[0].error
-    node.cluster.pods.clear()
-    return one
 
 
 def alive(node, monkeypatch, *ids):
@@ -229,6 +221,20 @@ def test_claims_are_compared_once_a_minute(node, prepared):
     assert node.claims.reads == before + 1
 
 
+def test_where_the_api_server_does_not_say_it_is_asked_again_soon(node, prepared):
+    node.claims.failure = ApiFailure("away")
+    for node.now in (0.0, 60.0):
+        run(node.release.look())
+    node.claims.failure = None
+    node.claims.by_name.clear()
+    node.now = 64.9
+    run(node.release.look())
+    assert node.store.table.allocations
+    node.now = 65.0
+    run(node.release.look())
+    assert not node.store.table.allocations
+
+
 def test_a_claim_that_is_being_prepared_is_not_compared(make_node):
     node = make_node(gpus=1)
     first = node.reserve(claim("c", result(0, 20)), claiming("first"))
@@ -334,16 +340,31 @@ def test_a_call_that_comes_while_claims_are_compared_keeps_it(node, prepared, mo
 
 
 def test_what_is_prepared_again_while_processes_are_looked_for_stays(node, prepared, monkeypatch):
+    def asked_again():
+        table = node.store.table
+        node.store.update(table.replaced(with_unprepared(one, False) for one in table.allocations))
+
     node.cluster.put(claiming("late"))
     run(node.unprepare(prepared))
     node.cluster.pods.clear()
     monkeypatch.setattr(
         node.release,
         "_present",
-        lambda ids: node.release.prepared(prepared.uid) or Presence(frozenset(), others=True),
+        lambda ids: asked_again() or Presence(frozenset(), others=True),
     )
     run(node.release.look())
     assert node.store.table.allocations
+
+
+def test_what_cannot_be_recorded_is_not_given_up(node, prepared, monkeypatch):
+    node.cluster.put(claiming("late"))
+    with monkeypatch.context() as broken:
+        broken.setattr(node.store, "update", _fails)
+        assert run(node.unprepare(prepared)) == ["the disk is full"], "the kubelet asks again"
+    assert run(node.unprepare(prepared)) == [""]
+    node.cluster.pods.clear()
+    run(node.release.look())
+    assert not node.store.table.allocations
 
 
 def _fails(*_args):
