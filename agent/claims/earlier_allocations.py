@@ -12,6 +12,7 @@ from agent.allocation.service import AllocationService
 from agent.claims.claim_request import ClaimRequest
 from agent.persistence.store import Store
 from gigaslice.core.allocation.table import Allocation
+from gigaslice.core.claims.names import device_name
 from gigaslice.core.claims.origin import ClaimOrigin, of_claim, with_shares
 from gigaslice.core.claims.resource_claim import ResourceClaim
 from gigaslice.core.model import Pod
@@ -31,11 +32,17 @@ class EarlierAllocations:
 
     A claim without pods can lose its devices and be given others. Then nobody has a right to what it had before, but
     for a pod that the kubelet has started with it: after a forced deletion the kubelet gives a later pod of the claim
-    its answer of before, and asks again only after a restart of its own.
+    its answer of before, and asks again only after a restart of its own. It then gives containers the names of both
+    answers. Those of claims mean what the claim has now, while those of GPUs (NVIDIA's) mean these GPUs.
     """
 
     def __init__(
-        self, store: Store, service: AllocationService, present: Callable[[Collection[str]], Presence]
+        self,
+        store: Store,
+        service: AllocationService,
+        present: Callable[[Collection[str]], Presence],
+        *,
+        answers_gpus: bool,
     ) -> None:
         """Initializes it.
 
@@ -43,10 +50,12 @@ class EarlierAllocations:
             store: The allocation table.
             service: Releases allocations.
             present: Finds the allocations that processes of the node have mounted. Blocks.
+            answers_gpus: The kubelet is answered names that stand for GPUs, whatever allocation has them by now.
         """
         self._store = store
         self._service = service
         self._present = present
+        self._answers_gpus = answers_gpus
         self._log = get_logger("claims")
 
     async def of(
@@ -61,6 +70,7 @@ class EarlierAllocations:
 
         Raises:
             StillUsedError: A container runs with other GPUs than the claim has now.
+            NotExecutableError: The kubelet would give containers the GPUs of its earlier answer, too.
             StorageError: The allocation table cannot be written.
         """
         prepared = of_claim(self._store.table, claim.uid)
@@ -72,17 +82,24 @@ class EarlierAllocations:
         ):
             return prepared
         self._log.info("claim has other devices by now", claim=str(claim), uid=claim.uid)
-        if used := _used(prepared, pods):
+        used = _used(prepared, pods)
+        if used:
             kept = _with_shares(prepared, [request(origin.requests) for _, origin in prepared])
             if len(kept) == len(prepared):
                 self._store.update(self._store.table.replaced(kept))
                 return of_claim(self._store.table, claim.uid)
-            if containers := await self._running(used):
-                raise StillUsedError(
-                    f"claim {claim} was given other GPUs after a pod of it was deleted by force, and "
-                    f"{', '.join(containers)} runs with those of before; delete that pod, or give this pod a claim of "
-                    "its own"
-                )
+        if self._answers_gpus and not _covered(prepared, claim):
+            raise NotExecutableError(
+                f"claim {claim} was given other GPUs after a pod of it was deleted by force, and the kubelet has the "
+                "CDI names of those of before (visibleDevices: cdi), so containers would get both; delete the pods of "
+                "this claim, which has the kubelet give it up, and make them again"
+            )
+        if containers := await self._running(used):
+            raise StillUsedError(
+                f"claim {claim} was given other GPUs after a pod of it was deleted by force, and "
+                f"{', '.join(containers)} runs with those of before; delete that pod, or give this pod a claim of "
+                "its own"
+            )
         self._service.release([allocation.id for allocation, _ in prepared])
         return ()
 
@@ -110,6 +127,18 @@ def _used(prepared: Allocations, pods: Iterable[Pod]) -> dict[str, str]:
         for consumer in origin.consumers
         if consumer.uid in running_uids
     }
+
+
+def _covered(prepared: Allocations, claim: ResourceClaim) -> bool:
+    """Whether each request has all GPUs still that the kubelet was answered for it, or the kubelet has given it up."""
+    now: dict[str, set[str]] = {}
+    for result in claim.results:
+        now.setdefault(result.main, set()).add(result.device)
+    return all(
+        origin.unprepared or set(map(device_name, allocation.quota())) <= now.get(request, set())
+        for allocation, origin in prepared
+        for request in origin.requests
+    )
 
 
 def _with_shares(prepared: Allocations, requests: Sequence[ClaimRequest]) -> list[Allocation]:

@@ -120,7 +120,7 @@ class ClaimPreparation:
         self._visible_devices = visible_devices
         self._boot_id = boot_id
         self._allocated = allocated
-        self._earlier = EarlierAllocations(store, service, present)
+        self._earlier = EarlierAllocations(store, service, present, answers_gpus=visible_devices == "cdi")
         self._events = ClaimEvents(cluster)
         self._calls: dict[str, _Calls] = {}
         self._log = get_logger("claims")

@@ -102,7 +102,12 @@ class ClaimNode:
     """A node with GPUs that serves claims. Made again over the same directory it is the next process."""
 
     def __init__(
-        self, directory: Path, library: Path, gpus: int = 2, times: StartTimes | None = None
+        self,
+        directory: Path,
+        library: Path,
+        gpus: int = 2,
+        times: StartTimes | None = None,
+        visible_devices: str = "env",
     ) -> None:
         self.gpus = InventoryHolder(inventory(gpus))
         self.store = Store(directory / "state", library, codec=CODEC, gpu_bytes=self.gpus.gpu_bytes)
@@ -134,7 +139,7 @@ class ClaimNode:
             cdi=self.cdi,
             unit=SliceUnit(GIB, units.parse_bytes),
             rights=AnnotationRights.REFUSE,
-            visible_devices="env",
+            visible_devices=visible_devices,
             boot_id="boot-1",
             allocated=lambda: None,
             present=present,
@@ -153,7 +158,10 @@ class ClaimNode:
         )
         self.service = Claims(self.preparation, self.release)
         self.following = ClaimFollowing(
-            self.store, self.cluster, self.cdi, lambda allocation: edits_of(self.store, allocation, "env")
+            self.store,
+            self.cluster,
+            self.cdi,
+            lambda allocation: edits_of(self.store, allocation, visible_devices),
         )
         self.waking = ClaimWaking(
             self.store,

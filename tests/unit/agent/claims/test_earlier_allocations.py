@@ -11,7 +11,7 @@ import pytest
 
 from gigaslice.core.claims.names import device_name
 from gigaslice.core.claims.origin import claim_of
-from tests.fakes.claims_of_node import claim, claiming, result
+from tests.fakes.claims_of_node import claim, claiming, result, user
 from tests.fakes.gpus import GIB, uuid
 from vcuda import contract
 
@@ -139,3 +139,52 @@ def test_who_was_refused_for_a_container_is_woken_once_that_has_ended(node, runn
         node.cluster.pods.pop(("default", "running"))
     assert woken(node) == ["next"]
     assert not run(node.prepare(one))[0].error
+
+
+@pytest.fixture
+def answered(make_node):
+    """A node that answers NVIDIA's names, and a claim of two requests on the first GPU that has lost its pod."""
+    node = make_node(visible_devices="cdi")
+    one = node.reserve(
+        claim("c", result(0, 4, "a"), result(0, 2, "b")),
+        claiming("deleted", user("x", "c/a"), user("y", "c/b")),
+    )
+    run(node.prepare(one))
+    node.cluster.pods.clear()
+    return node, one
+
+
+def anew(node, one, *results):
+    results = tuple(replace(anew, share_id=f"{anew.share_id}-anew") for anew in results)
+    pod = claiming("next", user("x", "c/a"), user("y", "c/b"))
+    return run(node.prepare(node.reserve(replace(one, results=results), pod)))[0]
+
+
+def test_a_kubelet_that_was_answered_other_gpus_by_their_names_is_refused(answered):
+    """It adds both answers up, and a container could open a GPU of which the pod has nothing."""
+    node, one = answered
+    before = node.store.table.allocations
+    answer = anew(node, one, result(0, 4, "a"), result(1, 2, "b"))
+    assert "containers would get both; delete the pods of this claim" in answer.error
+    assert node.cluster.said("ClaimNotExecutable") == [answer.error]
+    assert node.store.table.allocations == before
+    assert woken(node) == [], "no end of a container mends it"
+    node.cluster.pods.clear()
+    assert run(node.unprepare(one)) == [""]
+    assert not anew(node, one, result(0, 4, "a"), result(1, 2, "b")).error, "the kubelet has given it up"
+
+
+def test_other_amounts_of_the_same_gpus_are_prepared(answered):
+    node, one = answered
+    answer = anew(node, one, result(0, 8, "a"), result(0, 1, "b"))
+    assert not answer.error
+    assert {name for device in answer.devices for name in device.cdi if "nvidia" in name} == {
+        f"nvidia.com/gpu={uuid(0)}"
+    }
+
+
+def test_what_the_kubelet_gave_up_while_a_pod_had_it_is_in_no_answer_of_its(answered):
+    node, one = answered
+    node.mounted = {allocation.id for allocation in node.store.table.allocations}
+    assert run(node.unprepare(one)) == [""]
+    assert not anew(node, one, result(0, 4, "a"), result(1, 2, "b")).error
