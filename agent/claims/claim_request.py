@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.allocation.request import AllocationRequest, NotExecutableError
+from gigaslice.core import units
 from gigaslice.core.allocation.consumer import Consumer
 from gigaslice.core.allocation.table import AllocationTable
 from gigaslice.core.claims.origin import ClaimDevice, ClaimOrigin
-from gigaslice.core.claims.resource_claim import ClaimResult, ResourceClaim
+from gigaslice.core.claims.resource_claim import ResourceClaim
 from gigaslice.core.model import CORES_PER_GPU, Gpu, Placement, RequestOptions, Share
 
 __all__ = ["AbsentGpuError", "ClaimRequest", "claim_request"]
@@ -26,10 +27,19 @@ class AbsentGpuError(NotExecutableError):
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """Requests of a claim that have one quota, as the allocation service takes them."""
+    """Requests of a claim that have one quota, as the allocation service takes them.
+
+    Attributes:
+        request: What is asked for, in slices of now: what was allocated in slices of another size is rounded up.
+        claim_origin: The claim.
+        amounts: Bytes and per cent of the compute of each GPU that were allocated, by UUID.
+        problem: Why it cannot be given out as it was allocated; empty where it can. What is given out already stays.
+    """
 
     request: AllocationRequest
     claim_origin: ClaimOrigin
+    amounts: Mapping[str, tuple[int, int]]
+    problem: str = ""
 
     @property
     def key(self) -> str:
@@ -77,7 +87,7 @@ def claim_request(
 
     Raises:
         AbsentGpuError: A device is none of this node's GPUs.
-        NotExecutableError: A device has an amount that no GPU has.
+        NotExecutableError: A device has no memory.
     """
     results = [result for result in claim.results if result.main in group]
     amounts: dict[str, tuple[int, int]] = {}
@@ -95,17 +105,14 @@ def claim_request(
                 f"claim {claim}: request {result.main} was given no memory of a GPU; write capacity.requests.memory in "
                 "it, or leave that out for a whole GPU"
             )
-        slices, cores = amounts.get(gpu.uuid, (0, 0))
-        amounts[gpu.uuid] = slices + _slices(result, gpu), min(CORES_PER_GPU, cores + (result.cores or 0))
+        size, cores = amounts.get(gpu.uuid, (0, 0))
+        size += gpu.bytes_of(gpu.slices) if result.memory_bytes is None else result.memory_bytes
+        amounts[gpu.uuid] = size, min(CORES_PER_GPU, cores + (result.cores or 0))
         devices.append(ClaimDevice(result.request, result.pool, result.device, result.share_id, gpu.uuid))
-    shares = tuple(Share(uuid, slices, cores) for uuid, (slices, cores) in amounts.items())
     by_uuid = {gpu.uuid: gpu for gpu in gpus.values()}
-    for share in shares:
-        if share.slices > by_uuid[share.gpu].slices:
-            raise NotExecutableError(
-                f"claim {claim}: {share.slices} slices of {share.gpu}, which has {by_uuid[share.gpu].slices}; delete "
-                "the claim and its pods, so that they are placed again"
-            )
+    shares = tuple(
+        Share(uuid, -(-size // by_uuid[uuid].slice_bytes), cores) for uuid, (size, cores) in amounts.items()
+    )
     # A part of a GPU cannot be had alone: the cluster gives out the rest of it.
     alone = options.exclusive and all(share.slices == by_uuid[share.gpu].slices for share in shares)
     return ClaimRequest(
@@ -124,11 +131,21 @@ def claim_request(
             boot_id,
             follows_annotations,
         ),
+        amounts,
+        next(filter(None, (_problem(by_uuid[uuid], size) for uuid, (size, _) in amounts.items())), ""),
     )
 
 
-def _slices(result: ClaimResult, gpu: Gpu) -> int:
-    """Returns how many slices a result has: all of the GPU where it does not say."""
-    if result.memory_bytes is None:
-        return gpu.slices
-    return -(-result.memory_bytes // gpu.slice_bytes)
+def _problem(gpu: Gpu, size: int) -> str:
+    """Returns why so many bytes of a GPU cannot be given out; an empty text where they can."""
+    again = "delete the claim and its pods, so that they are placed again"
+    slices = -(-size // gpu.slice_bytes)
+    if slices > gpu.slices:
+        return f"{slices} slices of {gpu.uuid}, which has {gpu.slices}; {again}"
+    if size % gpu.slice_bytes:  # more than was allocated is somebody else's
+        unit = units.format_bytes(gpu.slice_bytes)
+        return (
+            f"{units.format_bytes(size)} of {gpu.uuid} were allocated when its slices were not of {unit}, and are no "
+            f"whole number of them; {again}"
+        )
+    return ""

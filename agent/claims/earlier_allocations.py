@@ -13,7 +13,7 @@ from agent.claims.claim_request import ClaimRequest
 from agent.persistence.store import Store
 from gigaslice.core.allocation.table import Allocation
 from gigaslice.core.claims.names import device_name
-from gigaslice.core.claims.origin import ClaimOrigin, of_claim, with_shares
+from gigaslice.core.claims.origin import ClaimOrigin, of_claim, with_devices
 from gigaslice.core.claims.resource_claim import ResourceClaim
 from gigaslice.core.model import Pod
 from gigaslice.runtime.logs import get_logger
@@ -84,7 +84,7 @@ class EarlierAllocations:
         self._log.info("claim has other devices by now", claim=str(claim), uid=claim.uid)
         used = _used(prepared, pods)
         if used:
-            kept = _with_shares(prepared, [request(origin.requests) for _, origin in prepared])
+            kept = _with_devices(prepared, [request(origin.requests) for _, origin in prepared])
             if len(kept) == len(prepared):
                 self._store.update(self._store.table.replaced(kept))
                 return of_claim(self._store.table, claim.uid)
@@ -141,10 +141,10 @@ def _covered(prepared: Allocations, claim: ResourceClaim) -> bool:
     )
 
 
-def _with_shares(prepared: Allocations, requests: Sequence[ClaimRequest]) -> list[Allocation]:
+def _with_devices(prepared: Allocations, requests: Sequence[ClaimRequest]) -> list[Allocation]:
     """Returns the allocations with the devices of now, without those that would have other GPUs or amounts."""
     same = (
-        with_shares(allocation, request.claim_origin, request.request.assigned or ())
+        with_devices(allocation, request.claim_origin, request.amounts)
         for (allocation, _), request in zip(prepared, requests, strict=True)
     )
     return [allocation for allocation in same if allocation is not None]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from agent.accounting.presence import Presence, find_mounted
-from agent.allocation.request import ImpossibleError
+from agent.allocation.request import ImpossibleError, NotExecutableError
 from agent.allocation.service import AllocationService
 from agent.allocation.start import StartBlocker, StartChecks
 from agent.allocation.start_wait import StartWaiter
@@ -249,6 +249,8 @@ class ClaimPreparation:
             if sentence := misuse(pod, claim.name, groups, await self._other_claims(pod, claim)):
                 raise _RefusedError(f"pod {pod}: {sentence}")
         adapters = [self._request(claim, group, pods) for group in groups]
+        if not prepared and (problem := next(filter(None, (adapter.problem for adapter in adapters)), "")):
+            raise NotExecutableError(f"claim {claim}: {problem}")
         allocations = self._service.allocate(adapters)
         if not prepared:
             self._allocated()

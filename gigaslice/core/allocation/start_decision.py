@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gigaslice.core import units
 from gigaslice.core.allocation.host_memory import others_bytes, own_view, real_part
-from gigaslice.core.allocation.table import Allocation, AllocationTable
+from gigaslice.core.allocation.table import Allocation, AllocationTable, Hold
 from gigaslice.core.errors import UnknownGpuError
 from gigaslice.core.model import CORES_PER_GPU, NodeState, Share
 from gigaslice.core.placement import Missing
@@ -91,10 +91,13 @@ def _shortfall_now(
         )
         for hold in allocation.holds
     )
-    if allocation.limits:  # may be no whole slices, and what rounding adds is not missing
-        for share in shares:
+    for share, hold in zip(shares, allocation.holds, strict=True):
+        resized = unit.get(hold.gpu, hold.slice_bytes) != hold.slice_bytes and not allocation.policy.exclusive
+        if allocation.limits or resized:  # may be no whole slices, and what rounding adds is not missing
             rounded = share.slices * unit.get(share.gpu, 0)
             others[share.gpu] = others.get(share.gpu, 0) - max(0, rounded - quota[share.gpu])
+        if resized:  # nor is what no slice has any more
+            others[share.gpu] -= _lost_since(hold, node)
     lacks = start_shortfall(NodeState.build(gpus, node.topology), shares, others)
     over = {
         hold.gpu: cores.get(hold.gpu, 0) + allocation.cores_of(hold.gpu) - CORES_PER_GPU
@@ -105,6 +108,14 @@ def _shortfall_now(
     return lacks + tuple(
         Missing(gpu, 0, 0, cores=count) for gpu, count in over.items() if count > 0 and gpu not in short
     )
+
+
+def _lost_since(hold: Hold, node: NodeState) -> int:
+    """Bytes of a GPU's own memory that were in its slices when a hold was given, and are in none of now."""
+    gpu = next((gpu for gpu in node.gpus if gpu.uuid == hold.gpu and not gpu.host_bytes), None)
+    if gpu is None:
+        return 0
+    return max(0, gpu.memory_bytes // hold.slice_bytes * hold.slice_bytes - gpu.bytes_of(gpu.slices))
 
 
 def start_shortfall(

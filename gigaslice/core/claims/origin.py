@@ -7,12 +7,11 @@ names no pod: who uses the claim is read from the pods, and changes while it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gigaslice.core.allocation.consumer import Consumer, ObjectPart
 from gigaslice.core.allocation.table import Allocation, AllocationTable
-from gigaslice.core.model import Share
 
 __all__ = [
     "ClaimDevice",
@@ -21,7 +20,7 @@ __all__ = [
     "claim_of",
     "of_claim",
     "with_consumers",
-    "with_shares",
+    "with_devices",
     "with_unprepared",
 ]
 
@@ -137,22 +136,21 @@ def with_unprepared(allocation: Allocation, unprepared: bool) -> Allocation:
     return replace(allocation, origin=replace(origin, unprepared=unprepared))
 
 
-def with_shares(allocation: Allocation, origin: ClaimOrigin, shares: Iterable[Share]) -> Allocation | None:
+def with_devices(
+    allocation: Allocation, origin: ClaimOrigin, amounts: Mapping[str, tuple[int, int]]
+) -> Allocation | None:
     """The allocation of a claim for devices that the claim was given anew.
 
     Args:
         allocation: What the claim has.
         origin: The claim with its devices of now.
-        shares: What these have of each GPU.
+        amounts: Bytes and per cent of the compute that these have of each GPU, by UUID.
 
     Returns:
         The allocation with these devices; None where they are other GPUs or amounts.
     """
     before = claim_of(allocation)
-    given = {
-        hold.gpu: (hold.memory_bytes // hold.slice_bytes, allocation.cores_of(hold.gpu))
-        for hold in allocation.holds
-    }
-    if before is None or given != {share.gpu: (share.slices, share.cores) for share in shares}:
+    given = {hold.gpu: (hold.memory_bytes, allocation.cores_of(hold.gpu)) for hold in allocation.holds}
+    if before is None or given != amounts:
         return None
     return replace(allocation, origin=replace(before, devices=origin.devices))

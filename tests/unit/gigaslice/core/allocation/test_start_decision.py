@@ -136,3 +136,23 @@ def test_an_unhealthy_or_vanished_gpu_is_always_missing():
     assert start_decision.start_shortfall(unhealthy, shares, {}) == (Missing(uuid(0), 0, 0, unhealthy=True),)
     gone = node_state(two_gpus().gpus[1:])
     assert start_decision.start_shortfall(gone, shares, {}) == (Missing(uuid(0), 8, 0, unhealthy=True),)
+
+
+def lacking_in_slices_of(gib, found, one):
+    """The same where the agent was started again with another size of slices."""
+    gpus = [make_gpu(0, 24 // gib, slice_bytes=gib * GIB, memory_bytes=24 * GIB + GIB // 2)]
+    return {lack.gpu: lack.bytes for lack in start_decision.shortfall(found, one, node_state(gpus), {})}
+
+
+def test_a_container_starts_again_though_slices_have_become_larger():
+    one = allocation(1, (0, range(23)))
+    assert lacking_in_slices_of(16, table(one), one) == {}, "8 GiB of the GPU are in no slice"
+    small, large = allocation(1, (0, range(7))), allocation(2, (0, range(7, 24)))
+    assert lacking_in_slices_of(8, table(small, large), small) == {}, "rounded up they are 8 and 24 GiB"
+    assert lacking_in_slices_of(16, table(small, large), large) == {}
+
+
+@pytest.mark.parametrize("gib", [1, 8, 16])
+def test_what_is_really_missing_is_missing_in_slices_of_any_size(gib):
+    one, other = allocation(1, (0, range(7))), allocation(2, (0, range(6, 24)))
+    assert lacking_in_slices_of(gib, table(one, other), one) == {uuid(0): GIB}
