@@ -156,19 +156,19 @@ man: all  ## the manual pages of both commands, in build/man
 	for one in gigaslice vcuda; do $(BIN)/$$one man > $(BUILD)/man/$$one.1 || exit 1; done
 
 lock: $(VENV)  ## the newest Python packages for the image, by version and hash (deploy/image)
-	$(PY) deploy/image/lock.py
+	$(PY) -m deploy.image.lock
 
 tables: $(VENV) $(EXTENSION)  ## the tables of docs, from the code: after a change of a setting, metric, event, option
 	$(PY) -m tests.unit.docs.tables
 
 chart-schema: $(VENV)  ## the schema of the chart's values, from the settings of all roles
-	$(PY) deploy/helm/schema.py
+	$(PY) -m deploy.helm.schema
 
 chart-readme: chart-schema  ## the chart's README.md, from its values and their schema
-	$(PY) deploy/helm/readme.py
+	$(PY) -m deploy.helm.readme
 
 manifests: $(VENV)  ## daemonset.yaml, deploy/*.yaml and the chart's list of images, from the chart
-	$(PY) deploy/helm/manifests.py
+	$(PY) -m deploy.helm.manifests
 
 clean:  ## remove everything that was built
 	rm -rf $(BUILD) dist *.egg-info vcuda/_native*.so vcuda/_lib gigaslice/roles/dataset_node/sources/_tree*.so

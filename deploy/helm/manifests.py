@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the manifests for kubectl, and the list of images, from the chart.
 
-    python deploy/helm/manifests.py            daemonset.yaml, deploy/*.yaml and the chart's images.txt anew
-    python deploy/helm/manifests.py --check    whether they are what this program makes
+    python -m deploy.helm.manifests            daemonset.yaml, deploy/*.yaml and the chart's images.txt anew
+    python -m deploy.helm.manifests --check    whether they are what this program makes
 
 Each file of plain/ is a template: what a manifest says at its top, and which templates of the chart follow. It is
 rendered inside a copy of the chart, so that both have every helper and every line in common. Helm itself sorts objects
@@ -13,7 +13,6 @@ deploy/namespace.yaml has no counterpart in the chart and is written by hand: He
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -24,8 +23,9 @@ from typing import Any
 
 import yaml
 
+from deploy.generated import ROOT, write_or_check
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 CHART = HERE / "gigaslice"
 IMAGES = CHART / "images.txt"
 KUBERNETES = "1.36.0"
@@ -185,25 +185,5 @@ def made() -> dict[Path, str]:
     return {**texts, IMAGES: images()}
 
 
-def main() -> int:
-    """Writes or checks the files; the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="change nothing; exit code 1 where a file is old"
-    )
-    check = parser.parse_args().check
-    old = []
-    for path, text in made().items():
-        if not check:
-            path.write_text(text, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
-            old.append(str(path.relative_to(ROOT)))
-    if old:
-        print(f"{', '.join(old)}: not what the chart renders; run make manifests", file=sys.stderr)
-    return bool(old)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(made, "manifests", __doc__))

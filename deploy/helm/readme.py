@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes gigaslice/README.md beside this file: what the chart's values are, from values.yaml and its schema.
 
-    python deploy/helm/readme.py            the file anew
-    python deploy/helm/readme.py --check    whether it is what this program makes
+    python -m deploy.helm.readme            the file anew
+    python -m deploy.helm.readme --check    whether it is what this program makes
 
 A block of values.yaml (what stands between two empty lines) is a section: the comment above it, and a row for each
 value with its default and the comment behind it. helm-docs wants a mark in each comment, and knows no schema.
@@ -10,7 +10,6 @@ value with its default and the comment behind it. helm-docs wants a mark in each
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from deploy.generated import write_or_check
 
 HERE = Path(__file__).resolve().parent
 CHART = HERE / "gigaslice"
@@ -113,7 +114,8 @@ def _comment_above(lines: list[str], number: int) -> str:
 
 def _prose(comment: list[str]) -> str:
     """Lines of a comment as Markdown: what is indented in it is an example."""
-    text, example = [], []
+    text: list[str] = []
+    example: list[str] = []
     for line in comment:
         words = line.removeprefix("#").removeprefix(" ")
         (example if words.startswith("  ") else text).append(words)
@@ -159,22 +161,5 @@ def made(chart: Path = CHART, head: Path = _HEAD) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def main() -> int:
-    """Writes or checks the file; the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="change nothing; exit code 1 where the file is old"
-    )
-    new = made()
-    if not parser.parse_args().check:
-        FILE.write_text(new, encoding="utf-8")
-    elif not FILE.exists() or FILE.read_text(encoding="utf-8") != new:
-        print(f"{FILE.name} of the chart is old: make chart-readme", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(lambda: {FILE: made()}, "chart-readme", __doc__))

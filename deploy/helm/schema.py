@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes gigaslice/values.schema.json beside this file: what Helm takes for the chart's values.
 
-    python deploy/helm/schema.py            the file anew
-    python deploy/helm/schema.py --check    whether it is what this program makes
+    python -m deploy.helm.schema            the file anew
+    python -m deploy.helm.schema --check    whether it is what this program makes
 
 The keys and their plain types are those of values.yaml. A role's settings are those of its table, and what a setting
 takes is said for its parser, in PARSERS. What is closer than a plain type, or open, is in VALUES. Patterns are in what
@@ -11,7 +11,6 @@ Go (Helm), Python (the tests) and JavaScript (editors) have in common: no look-a
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from typing import Any
 import yaml
 
 from agent import config
+from deploy.generated import write_or_check
 from gigaslice.core import units
 from gigaslice.core.dataset.source_spec import KINDS
 from gigaslice.core.model.annotation_rights import AnnotationRights, annotation_rights
@@ -209,7 +209,7 @@ def variables(role: type[Settings]) -> Schema:
 
 # --- the other values -------------------------------------------------------------------------------------------------
 
-FREE = {"type": "object"}
+FREE: Schema = {"type": "object"}
 TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 OBJECTS = {"type": "array", "items": FREE}
 PATH = {"type": "string", "pattern": "^/.*[^/]$"}
@@ -323,22 +323,5 @@ def paths(found: object, above: str = "") -> Iterable[str]:
             yield from paths(value, f"{above}{key}.")
 
 
-def main() -> int:
-    """Writes or checks the file; the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="change nothing; exit code 1 where the file is old"
-    )
-    new = made()
-    if not parser.parse_args().check:
-        FILE.write_text(new, encoding="utf-8")
-    elif FILE.read_text(encoding="utf-8") != new:
-        print(f"{FILE.name} is old: make chart-schema", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(lambda: {FILE: made()}, "chart-schema", __doc__))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the lock files of the image: every package that it is built from and runs with, by version and hash.
 
-    python deploy/image/lock.py            both files anew, with the newest versions that pyproject.toml allows
-    python deploy/image/lock.py --check    whether they are what pyproject.toml asks for; asks no index
-    python deploy/image/lock.py --python 3.11 --directory DIR
+    python -m deploy.image.lock            both files anew, with the newest versions that pyproject.toml allows
+    python -m deploy.image.lock --check    whether they are what pyproject.toml asks for; asks no index
+    python -m deploy.image.lock --python 3.11 --directory DIR
                                            the same versions for another Python on this architecture, for a trial
 
 `runtime.txt` is what the roles import, `build.txt` what its wheel is compiled with. pip chooses, as it would in the
@@ -30,9 +30,9 @@ else:  # pip has had it for long
 from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name
 
+from deploy.generated import ROOT
 from gigaslice.runtime.progress import each
 
-ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 PYTHON = "3.12"  # of the Dockerfile's BASE_IMAGE
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -96,7 +96,7 @@ def chosen(
         done = subprocess.run(
             [*command, f"--target={nowhere}", *requirements], stdout=subprocess.PIPE, check=True
         )
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for one in json.loads(done.stdout)["install"]:
         hashes = one["download_info"]["archive_info"]["hashes"]
         found[canonicalize_name(one["metadata"]["name"])] = (one["metadata"]["version"], hashes["sha256"])

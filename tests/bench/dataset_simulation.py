@@ -20,10 +20,10 @@ from tests import steps
 from tests.bench.dataset_cluster import Cluster, Policy
 from tests.bench.dataset_workload import Shape, Workload, workload
 from tests.bench.svg import columns
+from tests.unit.docs.page_tables import rendered
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, PLOT = DOCS / "simulation.md", DOCS / "dataset-affinity.svg"
-BEGIN, END = "<!-- datasets: python -m tests.bench.dataset_simulation writes them -->\n", "<!-- end -->\n"
 
 POLICIES = {
     "spread": Policy(pack=False),
@@ -174,10 +174,8 @@ def main() -> None:
     second = variations_table(shape, max(1, options.seeds // 2))
     print(second)
     if options.write:
-        head, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        if not begin:
-            raise SystemExit(f"{PAGE} has no line {BEGIN.strip()}")
-        PAGE.write_text(f"{head}{BEGIN}{first}\n{second}{END}{rest.partition(END)[2]}", encoding="utf-8")
+        tables = {"datasets": lambda: f"{first}\n{second}"}
+        PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), tables), encoding="utf-8")
         PLOT.write_text(plot(found), encoding="utf-8")
 
 

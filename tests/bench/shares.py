@@ -21,10 +21,10 @@ from pathlib import Path
 from tests.native.running import CLIENTS, LIBRARY, ROOT
 from tests.native.sharing import LONG, SMALL, SYNCHRONOUS, Stage, Tenant, Work
 from tests.steps import each
+from tests.unit.docs.page_tables import rendered
 
 PAGE = ROOT / "docs" / "compute.md"
 PLOT = ROOT / "docs" / "compute.svg"
-BEGIN, END = "<!-- shares: python -m tests.bench.shares writes them -->\n", "<!-- end -->\n"
 MIXTURE: Work = ("stream", "work_3ms", "7", "1000")
 GRAPHS: Work = ("graph", "work_5ms", "0", "0")
 
@@ -188,8 +188,7 @@ def main() -> None:
     cost = launch_cost()
     print(cost)
     if options.write:
-        head, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{head}{BEGIN}{''.join(table)}\n{cost}\n{END}{rest.partition(END)[2]}")
+        PAGE.write_text(rendered(PAGE.read_text(), {"shares": lambda: f"{''.join(table)}\n{cost}\n"}))
         PLOT.write_text(drawn(course()))
 
 

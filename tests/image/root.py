@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy.image import lock
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "image"
 LAYOUT = FOLDER / "layout"
@@ -108,8 +110,7 @@ def make_context(folder: Path, python: str) -> None:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    locks = folder / "deploy" / "image"
-    run(sys.executable, str(locks / "lock.py"), "--python", python, "--directory", str(locks))
+    lock.write_for(python, folder / "deploy" / "image")
 
 
 def run(*words: str) -> str:

@@ -6,7 +6,6 @@ python -m tests.image.sizes
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
@@ -16,7 +15,7 @@ from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name
 
 from tests.image.root import ROOT, ROOT_DIRECTORY, layers
-from tests.unit.docs.tables import markdown
+from tests.unit.docs.page_tables import markdown, rendered
 
 PAGE = ROOT / "docs" / "image.md"
 EXTRAS = {"cluster": "controller", "dataset": "dataset service"}
@@ -109,13 +108,7 @@ def files_of(distribution: Distribution) -> Iterator[Path]:
 def main() -> int:
     """Writes the page's tables; the exit code."""
     tables = {"image-layers": layer_table, "image-packages": package_table}
-    text = PAGE.read_text(encoding="utf-8")
-    for name, make in tables.items():
-        pattern = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not pattern.search(text):
-            raise ValueError(f"{PAGE.name} has no table {name}")
-        text = pattern.sub(rf"\g<1>{make()}\g<2>", text)
-    PAGE.write_text(text, encoding="utf-8")
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), tables), encoding="utf-8")
     print(layer_table() + "\n" + package_table(), end="")
     return 0
 

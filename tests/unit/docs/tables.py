@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of pages in docs, made from the code they describe.
 
-`make tables` writes them into the pages, between the comments that name them; a test holds the pages to what this
-module makes.
+python -m tests.unit.docs.tables            into the pages, between the comments that name them (make tables)
+python -m tests.unit.docs.tables --check    whether the pages have them
 """
 
 from __future__ import annotations
 
 import argparse
-import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from agent import config
 from agent.health.xids import XIDS, XidEffect
 from agent.telemetry.metrics import METRICS
+from deploy.generated import write_or_check
 from gigaslice.core.dataset.request import ATTRIBUTES
 from gigaslice.core.kube.reasons import REASONS
 from gigaslice.core.model.annotations import ANNOTATIONS
@@ -32,6 +33,7 @@ from gigaslice.runtime.settings import Setting
 from gigaslice.runtime.settings import table as settings_of
 from gigaslice_cli import frame
 from tests.unit.docs import accounts, licences
+from tests.unit.docs.page_tables import markdown, rendered
 from tests.unit.docs.sentences import sentences_of
 from vcuda import cli as vcuda_cli
 
@@ -46,14 +48,6 @@ PAGES = (
     DOCS / "licences.md",
     DOCS / "coming-over.md",
 )
-_BLOCK = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-
-
-def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table; a bar in a cell would end it."""
-    titles = list(head)
-    lines = [titles, ["---"] * len(titles), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def node_settings() -> str:
@@ -323,16 +317,10 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-def blocks(text: str) -> dict[str, str]:
-    """The tables that a page has, by name."""
-    return {match[2]: match[3] for match in _BLOCK.finditer(text)}
-
-
-def rendered(text: str) -> str:
-    """The page with its tables made anew."""
-    return _BLOCK.sub(lambda match: match[1] + TABLES[match[2]]() + match[4], text)
+def made() -> dict[Path, str]:
+    """The text of every page that has a table."""
+    return {page: rendered(page.read_text(encoding="utf-8"), TABLES) for page in PAGES}
 
 
 if __name__ == "__main__":
-    for page in PAGES:
-        page.write_text(rendered(page.read_text()))
+    sys.exit(write_or_check(made, "tables", __doc__))

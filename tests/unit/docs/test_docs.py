@@ -15,10 +15,12 @@ import yaml
 
 from agent import config
 from agent.inventory.static import parse_inventory
+from deploy.generated import old_files
 from gigaslice.core.kube.reasons import REASONS
 from gigaslice.runtime.settings import CONFIG_VARIABLE
 from gigaslice_cli import frame
 from tests.unit.docs import tables
+from tests.unit.docs.page_tables import blocks
 from vcuda import cli as vcuda_cli
 from vcuda import contract
 
@@ -211,18 +213,12 @@ def test_every_flag_in_a_sentence_exists() -> None:
 
 def test_the_tables_are_those_of_the_code() -> None:
     pages = {page: page.read_text() for page in tables.PAGES}
-    assert sorted(name for text in pages.values() for name in tables.blocks(text)) == sorted(tables.TABLES)
-    stale = [
-        f"{names(page)}: {table}"
-        for page, text in pages.items()
-        for table, rows in tables.blocks(text).items()
-        if rows != tables.TABLES[table]()
-    ]
-    assert stale == [], "`make tables` writes them anew"
+    assert sorted(name for text in pages.values() for name in blocks(text)) == sorted(tables.TABLES)
+    assert old_files(tables.made()) == [], "`make tables` writes them anew"
 
 
 def test_every_setting_of_the_node_is_there() -> None:
-    table = tables.blocks(REFERENCE)["gigaslice node"]
+    table = blocks(REFERENCE)["gigaslice node"]
     for field in config.SETTINGS:
         assert f"`--{field.flag}`" in table and f"`{field.variable}`" in table and f"`{field.key}`" in table
     parser = tables.subcommands(frame.make_parser())["node"]

@@ -26,6 +26,7 @@ from gigaslice.runtime.settings import Setting
 from gigaslice.runtime.settings import table as settings_of
 from gigaslice_cli import frame
 from tests.unit.docs import tables
+from tests.unit.docs.page_tables import blocks
 from tests.unit.docs.test_docs import PAGES, REFERENCE, ROOT, code_spans, fences, names, prose
 from tests.unit.gigaslice.roles.controller.crd_schema import mistakes
 
@@ -139,7 +140,7 @@ def keys_of(role: str) -> set[str]:
     [("scheduler", settings_of(SchedulerSettings)), ("controller", settings_of(ControllerConfig))],
 )
 def test_every_setting_of_a_role_of_the_cluster_is_there(command: str, settings: list[Setting]) -> None:
-    table = tables.blocks(REFERENCE)[f"gigaslice {command}"]
+    table = blocks(REFERENCE)[f"gigaslice {command}"]
     for field in settings:
         assert f"`--{field.flag}`" in table
     parser = tables.subcommands(frame.make_parser())[command]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.image import lock
 from tests.unit.manifests.dockerfile import COPIED, LINES, ROOT
-from tests.unit.manifests.locks import lock
 from vcuda.version import VERSION
 
 
