@@ -1,44 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Dockerfile's instructions, read instead of carried out."""
+"""The Dockerfile's instructions, as BuildKit's parser reads them; nothing is carried out."""
 
 from __future__ import annotations
 
-import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
+
+parser = pytest.importorskip("dockerfile", reason="the parser has wheels for x86-64 alone")
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One instruction with its words; stage counts from 0, -1 is before the first FROM."""
+class Instruction:
+    """One instruction: its flags, such as --from=build, and its words; those of RUN are one text.
+
+    stage counts from 0; -1 is before the first FROM.
+    """
 
     stage: int
     name: str
-    text: str
-
-    @property
-    def words(self) -> list[str]:
-        return shlex.split(self.text)
+    flags: tuple[str, ...]
+    words: tuple[str, ...]
 
 
-def instructions() -> list[Line]:
-    text = re.sub(r"\\\n", " ", re.sub(r"(?m)^#.*\n", "", (ROOT / "Dockerfile").read_text()))
-    found: list[Line] = []
-    stage = -1
-    for line in filter(None, map(str.strip, text.splitlines())):
-        name, _, rest = line.partition(" ")
-        stage += name == "FROM"
-        found.append(Line(stage, name, rest))
-    return found
+def instructions(text: str) -> list[Instruction]:
+    """The instructions of a Dockerfile with the text TEXT."""
+    stage, read = -1, []
+    for command in parser.parse_string(text):
+        stage += command.cmd == "FROM"
+        read.append(Instruction(stage, command.cmd, command.flags, command.value))
+    return read
 
 
-LINES = instructions()
+INSTRUCTIONS = instructions((ROOT / "Dockerfile").read_text())
 COPIED = [
     source
-    for line in LINES
-    if line.name == "COPY" and not line.text.startswith("--from=")
-    for source in line.words[:-1]
+    for instruction in INSTRUCTIONS
+    if instruction.name == "COPY" and not instruction.flags
+    for source in instruction.words[:-1]
 ]
