@@ -6,9 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
 import re
-import select
 import shlex
 import shutil
 import signal
@@ -25,6 +23,7 @@ from gigaslice.core.units import format_bytes
 from tests.fakedriver.env import write_machine
 from tests.fakes.command import alone, runtime
 from tests.fakes.command import environment as clean_environment
+from tests.fakes.terminal import Terminal
 from tests.unit.vcuda.test_program import elf
 from vcuda import quotas
 
@@ -341,29 +340,14 @@ signal.signal(signal.SIGINT, interrupted); signal.signal(signal.SIGUSR1, asked)
 print("ready", flush=True)
 while True: os.read(woken, 1)  # signal.pause() would not end for a signal that comes right before it
 """
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(
-            sys.executable,
-            [*VCUDA, "run", "--memory", "1GiB", "--", sys.executable, "-c", script],
-            environment,
-        )
-    seen = b""
-
-    def read_until(pattern: bytes) -> None:
-        nonlocal seen
-        while not re.search(pattern, seen):
-            assert select.select([terminal], [], [], 60)[0], seen
-            seen += os.read(terminal, 4096)
-
-    read_until(b"ready")
-    os.write(terminal, b"\x03")
-    read_until(b"interrupted")
-    os.kill(pid, signal.SIGUSR1)
-    read_until(rb"count \d+\r")
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
-    os.close(terminal)
-    assert b"count 1\r" in seen, seen
+    words = [*VCUDA, "run", "--memory", "1GiB", "--", sys.executable, "-c", script]
+    with Terminal(words, env=environment) as terminal:
+        terminal.read_until("ready")
+        terminal.type("\x03")
+        terminal.read_until("interrupted")
+        terminal.process.send_signal(signal.SIGUSR1)
+        assert terminal.read_until(r"count (\d+)\r")[1] == "1"
+        assert terminal.wait() == 5
 
 
 def test_a_child_that_outlives_the_command_keeps_its_limit(run: Run, base: Path, tmp_path: Path) -> None:
@@ -534,26 +518,17 @@ def test_ps_live_in_a_terminal(
 ) -> None:
     process = start("run", "--memory", "8GiB", "--gpu", "1", "--", sys.executable, "-c", CLIENT, str(3 * GIB))
     assert line(process).split()[1] == "0"
-    pid, terminal = pty.fork()
-    if pid == 0:
-        live = {**environment, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
-        os.execve(sys.executable, [*VCUDA, "ps", "--watch", "0.1"], live)
-    seen = b""
-    while seen.count(b"8 GiB") < 6:  # more than one picture
-        assert select.select([terminal], [], [], 60)[0], seen
-        seen += os.read(terminal, 65536)
-    os.write(terminal, b"\x03")
-    while True:
-        try:
-            if not os.read(terminal, 65536):
-                break
-        except OSError:
-            break
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    os.close(terminal)
-    assert b"Traceback" not in seen
-    assert re.search(rb"GPU-[0-9a-f]{8} ", seen), "its beginning in the first table, whole in the second"
-    assert re.search(rb"GPU(-[0-9a-f]+){5} ", seen)
+    live = {**environment, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
+    with Terminal([*VCUDA, "ps", "--watch", "0.1"], env=live) as terminal:
+        for _ in range(6):  # more than one picture
+            terminal.read_until("8 GiB")
+        terminal.type("\x03")
+        assert terminal.wait() == 0
+    assert "Traceback" not in terminal.text
+    assert re.search(r"GPU-[0-9a-f]{8} ", terminal.text), (
+        "its beginning in the first table, whole in the second"
+    )
+    assert re.search(r"GPU(-[0-9a-f]+){5} ", terminal.text)
 
 
 # --- a program that becomes another user -----------------------------------------------------------------------------

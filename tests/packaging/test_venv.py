@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import shutil
 import signal
@@ -12,6 +11,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.fakes.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("first", "second", "third")
@@ -88,27 +89,15 @@ def test_it_says_how_far_it_is_without_a_terminal_and_with_one(build: Path) -> N
 
 def on_a_terminal(build: Path, **environment: str) -> tuple[int, str]:
     """Makes the environment by itself in a terminal; the exit code and what was shown."""
-    pid, screen = pty.fork()
-    if pid == 0:
-        told = {
-            "STEPS": str(build.parent / "steps"),
-            "SAID": str(build.parent / "said"),
-            "TERM": "xterm",
-            "PYTHON": str(build.parent / "python3"),
-        }
-        os.chdir(ROOT)
-        os.execve("/bin/bash", ["bash", ".ci/venv", str(build / "venv")], os.environ | told | environment)
-    said = b""
-    while True:
-        try:
-            more = os.read(screen, 65536)
-        except OSError:
-            break
-        said += more
-        if not more:
-            break
-    os.close(screen)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode()
+    given = {
+        "STEPS": str(build.parent / "steps"),
+        "SAID": str(build.parent / "said"),
+        "TERM": "xterm",
+        "PYTHON": str(build.parent / "python3"),
+    }
+    words = ["bash", ".ci/venv", str(build / "venv")]
+    with Terminal(words, env=os.environ | given | environment, cwd=ROOT) as terminal:
+        return terminal.wait(), terminal.text
 
 
 def make(build: Path, *, end_at: int = 0, by: int = signal.SIGKILL) -> tuple[int, str]:

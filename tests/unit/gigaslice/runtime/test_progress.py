@@ -3,9 +3,7 @@
 
 import io
 import os
-import pty
 import re
-import select
 import subprocess
 import sys
 from subprocess import PIPE
@@ -18,6 +16,7 @@ from gigaslice.core.units import format_bytes
 from gigaslice.runtime import progress as module
 from gigaslice.runtime.command_line.command import speak_as
 from gigaslice.runtime.progress import Phase, StepProgress, bar_line, each, phase_text
+from tests.fakes.terminal import Terminal
 
 MIB = 1 << 20
 
@@ -203,32 +202,15 @@ with StepProgress("waiting for it"):
 
 
 def test_ctrl_c_leaves_a_clean_line():
-    pid, screen = pty.fork()
-    if pid == 0:
-        os.environ.update(TERM="xterm", COLUMNS="50")
-        os.execv(sys.executable, [sys.executable, "-c", SLEEPER])
-    seen = b""
-    while not re.search(rb"it has ended.*waiting for it, \d+ s", seen, re.DOTALL):
-        assert select.select([screen], [], [], 60)[0], seen
-        seen += os.read(screen, 65536)
-    os.write(screen, b"\x03")
-    while True:
-        try:
-            more = os.read(screen, 65536)
-        except OSError:
-            break
-        seen += more
-        if not more:
-            break
-    os.waitpid(pid, 0)
-    os.close(screen)
-    assert b"the child TextIOWrapper\r\n" in seen, "which has its streams back"
-    before, _, after = seen.rpartition(b"\r\x1b[K")
-    assert (
-        b"waiting for it" in before
-        and b"Traceback" in after
-        and b"waiting for it, " not in after.split(b"\r\n")[0]
-    )
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "50"}
+    with Terminal([sys.executable, "-c", SLEEPER], env=environment) as terminal:
+        terminal.read_until(r"(?s)it has ended.*waiting for it, \d+ s")
+        terminal.type("\x03")
+        terminal.wait()
+    assert "the child TextIOWrapper\r\n" in terminal.text, "which has its streams back"
+    before, _, after = terminal.text.rpartition("\r\x1b[K")
+    assert "waiting for it" in before and "Traceback" in after
+    assert "waiting for it, " not in after.split("\r\n")[0]
 
 
 def test_a_pipe_gets_lines_by_the_thread():

@@ -2,11 +2,8 @@
 """Manual pages and completion of both commands, from the parsers they have."""
 
 import os
-import pty
 import re
-import select
 import shutil
-import signal
 import subprocess
 
 import pytest
@@ -14,6 +11,7 @@ import pytest
 import vcuda.cli
 from gigaslice.runtime.command_line import manual
 from gigaslice_cli import frame
+from tests.fakes.terminal import Terminal
 from vcuda.version import VERSION
 
 COMMANDS = {"gigaslice": frame, "vcuda": vcuda.cli}
@@ -199,28 +197,12 @@ def test_a_real_shell_completes(name, capsys, tmp_path):
     (tmp_path / "uncordon").mkdir()  # which a command is, too
     start = f"gigaslice status --state-dir {tmp_path}"
     typed = [*UNIQUE, (f"{start}/dir", f"{start}/directory/"), ("gigaslice topol", "gigaslice topology ")]
-    pid, screen = pty.fork()
-    if pid == 0:
-        os.chdir(tmp_path)
-        told = {"HOME": str(tmp_path), "ZDOTDIR": str(tmp_path), "TERM": "xterm", "COLUMNS": "200"}
-        words = [name, *(option.format(home=tmp_path) for option in options), "-i"]
-        os.execve(shell, words, {"PATH": os.environ["PATH"], **told})
-    try:
-        read_until(screen, "ready> ")
+    home = {"HOME": str(tmp_path), "ZDOTDIR": str(tmp_path), "TERM": "xterm", "COLUMNS": "200"}
+    words = [shell, *(option.format(home=tmp_path) for option in options), "-i"]
+    with Terminal(words, env={"PATH": os.environ["PATH"], **home}, cwd=tmp_path) as terminal:
+        terminal.read_until("ready> ")
         for line, full in typed:
-            os.write(screen, line.encode() + b"\t\x18")
-            (found,) = re.findall(r"LINE<([^>]*)>", read_until(screen, "LINE<[^>]*>"))
-            assert found.rstrip() == full.rstrip()
-            assert found.endswith("/" if full.endswith("/") else " "), "one can go on typing"
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(screen)
-
-
-def read_until(screen, pattern):
-    seen = ""
-    while not re.search(pattern, seen):
-        assert select.select([screen], [], [], 60)[0], seen
-        seen += os.read(screen, 65536).decode(errors="replace")
-    return seen
+            terminal.type(f"{line}\t\x18")
+            completed_line = terminal.read_until("LINE<([^>]*)>")[1]
+            assert completed_line.rstrip() == full.rstrip()
+            assert completed_line.endswith("/" if full.endswith("/") else " "), "one can go on typing"

@@ -3,9 +3,7 @@
 
 import argparse
 import os
-import pty
 import re
-import select
 import sys
 
 import pytest
@@ -14,6 +12,7 @@ from gigaslice.core.errors import GigasliceError
 from gigaslice.runtime.command_line import watch
 from gigaslice.runtime.command_line.command import speak_as
 from gigaslice.runtime.command_line.watch import Picture, add_watch, show
+from tests.fakes.terminal import Terminal
 
 
 def interrupted_after(monkeypatch, times):
@@ -91,27 +90,13 @@ sys.exit(show(picture, 0.2))
 
 @pytest.mark.parametrize("colour", [True, False])
 def test_on_a_terminal_it_is_drawn_over_and_says_what_failed(colour):
-    pid, screen = pty.fork()
-    if pid == 0:
-        os.environ.pop("NO_COLOR", None)
-        os.environ.update(TERM="xterm", COLUMNS="60", LINES="10", **({} if colour else {"NO_COLOR": "1"}))
-        os.execv(sys.executable, [sys.executable, "-c", PROGRAM])
-    seen = b""
-    while b"ROUND 6" not in seen:
-        assert select.select([screen], [], [], 60)[0], seen
-        seen += os.read(screen, 65536)
-    os.write(screen, b"\x03")
-    while True:
-        try:
-            more = os.read(screen, 65536)
-        except OSError:
-            break
-        seen += more
-        if not more:
-            break
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    os.close(screen)
-    text = seen.decode()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    environment |= {"TERM": "xterm", "COLUMNS": "60", "LINES": "10", **({} if colour else {"NO_COLOR": "1"})}
+    with Terminal([sys.executable, "-c", PROGRAM], env=environment) as terminal:
+        terminal.read_until("ROUND 6")
+        terminal.type("\x03")
+        assert terminal.wait() == 0
+    text = terminal.text
     assert text.count("\x1b[?1049h") == text.count("\x1b[?1049l") == 1, "a screen of its own, given back"
     assert "\x1b[2J" not in text.partition("ROUND 1")[2], "which nothing empties between two pictures"
     words = " ".join(text.split())
