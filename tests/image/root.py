@@ -102,10 +102,18 @@ def python_of(archive: Path) -> str:
 
 
 def make_context(folder: Path, python: str) -> None:
-    """Makes what `podman build` would be given, with locks for PYTHON."""
+    """Makes what `podman build` would be given, with locks for PYTHON.
+
+    Raises:
+        MissingToolError: Git lists no files here.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    if not names:
+        raise MissingToolError(
+            f"git lists no file of {ROOT}: build it from a checkout that nothing above ignores"
+        )
     for name in filter(None, names.split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -204,17 +212,16 @@ def main() -> int:
     try:
         check_machine()
         codename, _ = debian()
-    except MissingToolError as error:
-        print(f"image-root: {error}", file=sys.stderr)
-        return 3
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    archive = FOLDER / f"{codename}.tar"
-    try:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        archive = FOLDER / f"{codename}.tar"
         if not archive.exists():
             make_base(archive)
         make_context(FOLDER / "context", python_of(archive))
         build(FOLDER / "context")
         unpack()
+    except MissingToolError as error:
+        print(f"image-root: {error}", file=sys.stderr)
+        return 3
     except subprocess.CalledProcessError as error:
         print(
             f"image-root: {Path(error.cmd[0]).name} failed ({error.returncode}); it has said why",
