@@ -538,7 +538,7 @@ EXEMPT = {
     "agent.claims.slices": "the UUIDs of devices, which StoredSlice.parse has read",
     "agent.claims.slice_objects": "what it reads is decoded by StoredSlice.parse; else one UID of a node",
     "gigaslice.roles.webhook.claim_admission": "asks is_genuine of a template, whose row is that of the controller",
-    "agent.commands.node_checks": "one boolean; whatever is wrong is caught there",
+    "agent.commands.node_api_checks": "one boolean; whatever is wrong is caught there",
     "gigaslice.roles.dataset_node.subcommands.prefetch_pods:judgements": _READS,
     "gigaslice.core.kube.object_reader:ObjectReader._document": _READS,
     "gigaslice.core.kube.object_reader:ObjectReader._object": _READS,

@@ -14,7 +14,7 @@ import pytest
 
 import vcuda
 from agent import config
-from agent.commands import node_checks
+from agent.commands import gpu_checks, node_checks
 from gigaslice.core.errors import MissingError
 from gigaslice_cli import frame
 from tests.fakes.kubeapi import NODE, ApiServer, Fault, pod_document
@@ -63,7 +63,7 @@ def test_a_node_that_is_ready(settings):
     ("told", "words"), [(True, "only where"), (False, "not counted"), (None, "not loaded")]
 )
 def test_what_lent_memory_needs_of_the_driver(settings, monkeypatch, told, words):
-    monkeypatch.setattr(node_checks, "counters_are_on", lambda: told)
+    monkeypatch.setattr(gpu_checks, "counters_are_on", lambda: told)
     found = findings(settings(host_memory="8GiB"))
     assert words in found["page faults"].text
     assert "concurrentManagedAccess" in found["host memory"].text
@@ -72,7 +72,7 @@ def test_what_lent_memory_needs_of_the_driver(settings, monkeypatch, told, words
 
 @pytest.mark.parametrize("off", [True, False])
 def test_a_driver_that_leaves_memory_as_it_was_is_said(settings, monkeypatch, off):
-    monkeypatch.setattr(node_checks.memory_clearing, "is_switched_off", lambda: off)
+    monkeypatch.setattr(gpu_checks.memory_clearing, "is_switched_off", lambda: off)
     found = findings(settings())
     assert ("GPU memory" in found) == off
     if off:
@@ -163,9 +163,9 @@ def test_the_pid_namespace_is_told_by_its_number(tmp_path):
 
 
 def test_cdi_descriptions_are_looked_for(tmp_path):
-    assert node_checks._check_cdi((tmp_path / "none", tmp_path)).level == "warn"
+    assert gpu_checks.check_cdi((tmp_path / "none", tmp_path)).level == "warn"
     (tmp_path / "nvidia.yaml").write_text("kind: nvidia.com/gpu\n")
-    assert node_checks._check_cdi((tmp_path / "none", tmp_path)).level == "ok"
+    assert gpu_checks.check_cdi((tmp_path / "none", tmp_path)).level == "ok"
 
 
 @pytest.fixture
