@@ -174,7 +174,7 @@ clean:  ## remove everything that was built
 	rm -rf $(BUILD) dist *.egg-info vcuda/_native*.so vcuda/_lib gigaslice/roles/dataset_node/sources/_tree*.so
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | sort | expand -t 14
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | sort | expand -t 14 || [ $$? = 141 ] # SIGPIPE: read enough
 
 # --- set-up -----------------------------------------------------------------------------------------------------
 

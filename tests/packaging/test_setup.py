@@ -85,6 +85,16 @@ def test_help_names_every_target() -> None:
         assert any(line.split()[0] == target for line in text.splitlines()), target
 
 
+def test_who_has_read_enough_of_the_help_gets_no_error() -> None:
+    """As `make help | head` has; here before the first line, so that it is the same each time."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = ["make", "-C", str(ROOT), "--no-print-directory", "help"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_what_is_made_is_there_whole_or_not_at_all() -> None:
     """A compiler that is killed leaves a part of its file, newer than the source: it writes under another name."""
     seen = 0
