@@ -3,7 +3,7 @@
  * program that polls and is answered "not yet": its pages may be on their way. What was waited for in the thread's own
  * default stream is done, which only that thread can find out; and a pool may have given memory back, so it is read
  * again.
- * Tests: tests/integration/test_native_pool.py, test_native_time_slices.py, test_native_share.py. */
+ * Tests: tests/integration/test_native_pool_destroyed.py, test_native_time_slices.py, test_native_share.py. */
 #include "synchronize.h"
 
 #include "charge.h"

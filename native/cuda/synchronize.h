@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a synchronisation tells about pools.
- * Tests: tests/integration/test_native_pool.py. */
+ * Tests: tests/integration/test_native_pool_destroyed.py. */
 #ifndef VC_CUDA_SYNCHRONIZE_H
 #define VC_CUDA_SYNCHRONIZE_H
 
