@@ -17,7 +17,7 @@ from gigaslice.roles.webhook.complete import completion_patch
 from gigaslice.roles.webhook.facts import AdmissionFacts
 from gigaslice.roles.webhook.reviews import answer_mutate
 from tests.unit.docs.test_docs import ROOT, fences
-from tests.unit.manifests.test_cluster_chart import chart, one_of, rights
+from tests.unit.manifests.cluster_charts import chart, one_of, rights
 
 PAGE = ROOT / "docs" / "cluster.md"
 EXAMPLES: list[dict[str, Any]] = [one for text in fences(PAGE, "yaml") for one in yaml.safe_load_all(text)]
