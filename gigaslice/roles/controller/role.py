@@ -18,6 +18,7 @@ from gigaslice.kubeapi.client import KubeClient
 from gigaslice.roles.controller.config import ControllerConfig
 from gigaslice.roles.controller.parts import ControllerParts
 from gigaslice.runtime import logs
+from gigaslice.runtime.heap import limit_arenas
 from gigaslice.runtime.role_start import set_at_signals, start_log, until
 from gigaslice.runtime.tasks import lasting, run_together
 
@@ -28,6 +29,7 @@ _AGENT = "gigaslice-controller"
 
 def run(config: ControllerConfig) -> None:
     """Runs the controller until SIGTERM or SIGINT. Raises a GigasliceError that says why it cannot."""
+    limit_arenas()  # the page is written in a thread, whose own arena would keep what it took
     os.umask(0o077)
     log = start_log("controller", config.log_level, config.log_format, config.warnings)
     asyncio.run(_serve(config))
