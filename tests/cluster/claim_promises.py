@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,11 +13,12 @@ from pathlib import Path
 import vcuda
 from tests.cluster.claims_node import CDI, ClaimNode, quantity, results_of
 from tests.cluster.node_kills import GIB, granted_bytes
+from tests.fakes.eventually import looking
 
 
 @dataclass(slots=True)
 class Promises:
-    """What was promised, looked at four times a second until `halt`.
+    """What was promised, looked at four times a second by `promises_kept`.
 
     Of each GPU, living processes never have more mounted than it has. And the API server counts at least what a node
     has promised for claims that it still shows. A claim that was deleted by force is not shown, and its containers are
@@ -29,16 +29,6 @@ class Promises:
     checks: int = 0
     compared: int = 0
     problems: list[str] = field(default_factory=list)
-    halt: threading.Event = field(default_factory=threading.Event)
-    error: BaseException | None = None
-
-    def run(self) -> None:
-        """In a thread of its own."""
-        try:
-            while not self.halt.wait(0.25):
-                self.look()
-        except BaseException as error:  # noqa: BLE001  (shown by the thread that ends it)
-            self.error = error
 
     def look(self) -> None:
         """Looks once."""
@@ -89,13 +79,6 @@ class Promises:
 def promises_kept(node: ClaimNode) -> Iterator[Promises]:
     """Looks while the block runs, and fails where a promise was too much."""
     promises = Promises(node)
-    thread = threading.Thread(target=promises.run, daemon=True)
-    thread.start()
-    try:
+    with looking(promises.look, 0.25):
         yield promises
-    finally:
-        promises.halt.set()
-        thread.join(30)
-    if promises.error is not None:
-        raise promises.error
     assert not promises.problems, promises.problems

@@ -43,6 +43,7 @@ from tests.cluster import roles
 from tests.cluster.control_plane import Refused, find_binaries, until
 from tests.cluster.test_node import MEMORY, Existing
 from tests.fakedriver.env import driver_env
+from tests.fakes.eventually import looking
 from tests.fakes.ports import free_port
 from vcuda import contract
 
@@ -208,7 +209,7 @@ class Node:
 
 @dataclass(slots=True)
 class Watch:
-    """What the API server and the processes of this machine show, looked at twice a second until `halt`."""
+    """What the API server and the processes of this machine show, looked at twice a second by `watched`."""
 
     node: Node
     made: set[str] = field(default_factory=set)
@@ -219,18 +220,8 @@ class Watch:
     over_grants: list[str] = field(default_factory=list)
     most: int = 0
     """Slices of all GPUs that living processes had at a time."""
-    halt: threading.Event = field(default_factory=threading.Event)
-    error: BaseException | None = None
 
-    def run(self) -> None:
-        """In a thread of its own."""
-        try:
-            while not self.halt.wait(0.5):
-                self._look()
-        except BaseException as error:  # noqa: BLE001  (shown by the thread that ends it)
-            self.error = error
-
-    def _look(self) -> None:
+    def look(self) -> None:
         for pod in self.node.listed():
             uid, status = pod["metadata"]["uid"], pod["status"]
             self.made.add(uid)
@@ -325,15 +316,8 @@ class Crowd:
 def watched(node: Node) -> Iterator[Watch]:
     """Looks while the block runs."""
     watch = Watch(node)
-    thread = threading.Thread(target=watch.run, daemon=True)
-    thread.start()
-    try:
+    with looking(watch.look, 0.5):
         yield watch
-    finally:
-        watch.halt.set()
-        thread.join(30)
-    if watch.error is not None:
-        raise watch.error
 
 
 @contextlib.contextmanager

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting in tests, mostly of asyncio: until something holds, and for a story that runs beside what it is about."""
+"""Waiting in tests, mostly of asyncio: until something holds, and for a story that runs beside what it is about.
+
+`looking` looks at it all the while, from a thread of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 
-__all__ = ["run_beside", "until", "wait_until"]
+__all__ = ["looking", "run_beside", "until", "wait_until"]
 
 
 async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
@@ -44,3 +48,26 @@ def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
         if time.monotonic() > end:
             pytest.fail("what the test waits for has not come")
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def looking(look: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Calls LOOK every SECONDS in a thread of its own while the block runs; at the end, raises what it raised."""
+    halt, errors = threading.Event(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            while not halt.wait(seconds):
+                look()
+        except BaseException as error:  # noqa: BLE001  (raised by the thread that ends it)
+            errors.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        halt.set()
+        thread.join(30)
+    if errors:
+        raise errors[0]

@@ -20,7 +20,6 @@ from gigaslice.core.cluster.inventory import NodeInventory
 from gigaslice.core.cluster.names import ASSIGNMENT
 from gigaslice.core.dataset.listing import Entry, EntryKind, Listing
 from gigaslice.core.dataset.objects import CachedDataset, DatasetNode, DatasetUse
-from gigaslice.core.dataset.pack_manifest import PackManifest, PackRange
 from gigaslice.core.deviceplugin.origin import Owner
 from gigaslice.core.model import DATASET_DRIVER, AnnotationRights, Occupant, Share
 from tests.fakes.clusters import inventory_gpu
@@ -429,19 +428,6 @@ def states() -> tuple[bytes, ...]:
     return tuple(raw.partition(b'"state":')[2].rstrip()[:-1] for raw in (*checkpoints(), *allocation_files()))
 
 
-MANIFEST = PackManifest(
-    source="/data/coco",
-    layout=1,
-    image="0123456789abcdef.img",
-    size=12288,
-    image_digest="a" * 64,
-    listing="fedcba9876543210.listing",
-    listing_size=77,
-    listing_digest="b" * 64,
-    files=3,
-    bytes=9000,
-    ranges=(PackRange(0, 8192, 2, "c" * 64), PackRange(8192, 4096, 1, "d" * 64)),
-)
 LISTING = Listing.of(
     [
         Entry(b"a/b", EntryKind.FILE, 7, "v1"),

@@ -11,21 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigaslice.core.dataset.errors import ImageError
-from gigaslice.core.dataset.pack_manifest import PackManifest, PackRange
-
-MANIFEST = PackManifest(
-    source="/data/coco",
-    layout=1,
-    image="0123456789abcdef.img",
-    size=12288,
-    image_digest="a" * 64,
-    listing="fedcba9876543210.listing",
-    listing_size=77,
-    listing_digest="b" * 64,
-    files=3,
-    bytes=9000,
-    ranges=(PackRange(0, 8192, 2, "c" * 64), PackRange(8192, 4096, 1, "d" * 64)),
-)
+from gigaslice.core.dataset.pack_manifest import PackManifest
+from tests.fakes.packs import MANIFEST
 
 
 def test_a_manifest_is_read_as_it_was_written() -> None:
