@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from typing import Literal
 
@@ -11,9 +12,11 @@ from agent.apiserver import find_access
 from agent.apiserver.node_client import node_client
 from agent.apiserver.node_trial import REMEDY, UnboundedError, check_bounds
 from agent.config import Config
+from agent.roles.claim_parts import claims_may_come
 from gigaslice.core.errors import GigasliceError
 from gigaslice.core.kube.decode import parse_pod
 from gigaslice.core.kube.fields import object_at
+from gigaslice.core.model import Pod
 from gigaslice.kubeapi.access import Access
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
 from vcuda.doctor import Finding
@@ -29,6 +32,7 @@ _CLAIM_RIGHTS = (
     ("get", _CLAIMS),
     *((verb, _SLICES) for verb in ("list", "create", "update", "delete")),
 )
+_WAKES = "apply deploy/claims.yaml, or the chart with node.api=dra"
 _MISSED_LITTLE = ("events",)  # without writing these, pods are served all the same
 
 
@@ -59,7 +63,7 @@ async def _ask(access: Access, config: Config, where: str) -> list[Finding]:
         answer = await _ask_api(client, config, where)
         if answer.level == "fail":
             return [answer]
-        claims = [await _ask_for_claims(client, config.node_name)] if config.api == "dra" else []
+        claims = [await _ask_for_claims(client, config.node_name)] if claims_may_come(config) else []
         return [answer, *claims, await _try_publishing(client, config.node_name)]
 
 
@@ -68,7 +72,7 @@ async def _ask_api(client: KubeClient, config: Config, where: str) -> Finding:
     query = {"fieldSelector": f"spec.nodeName={config.node_name}", "limit": "1", "resourceVersion": "0"}
     try:
         await client.request("GET", object_path("api", "v1", "pods"), query, most=_MAX_LIST_BYTES)
-        rights = (*_RIGHTS, *(_CLAIM_RIGHTS if config.api == "dra" else ()))
+        rights = (*_RIGHTS, *(_CLAIM_RIGHTS if claims_may_come(config) else ()))
         missing = [right for right in rights if not await _allowed(client, right)]
     except ApiFailure as failure:
         return _not_listed(failure, where)
@@ -97,8 +101,13 @@ async def _ask_for_claims(client: KubeClient, node: str) -> Finding:
         await client.request(
             "GET", object_path("apis", "resource.k8s.io", "v1", "resourceslices"), {"limit": "1"}
         )
-        waiting = await _waiting_with_claims(client, node)
+        pods = await _pods(client, node)
         wakes = await _allowed(client, ("patch", "pods"))
+        if wakes and pods:
+            await check_bounds(client, "namespaces", pods[0].namespace, "pods", pods[0].name)
+    except UnboundedError as error:
+        text = f"{error}: so it wakes no pod, and memory that becomes free may idle for 90 seconds"
+        return Finding("warn", subject, text, _WAKES)
     except ApiFailure as failure:
         if failure.status == NOT_FOUND:
             text = "the cluster has no resource.k8s.io/v1"
@@ -107,7 +116,12 @@ async def _ask_for_claims(client: KubeClient, node: str) -> Finding:
         return Finding("warn", subject, str(failure), "see the API server's log")
     if not wakes:
         text = "the agent may not annotate pods: memory that becomes free may idle for 90 seconds"
-        return Finding("warn", subject, text, "apply deploy/claims.yaml, or the chart with node.api=dra")
+        return Finding("warn", subject, text, _WAKES)
+    waiting = sorted(
+        f"{pod} ({'Terminating' if pod.ending else 'Pending'})"
+        for pod in pods
+        if pod.claims and (pod.ending or pod.phase == "Pending")
+    )
     if waiting:
         remedy = (
             "kubectl describe tells why each; one that is to be deleted waits for the kubelet and this agent"
@@ -116,19 +130,15 @@ async def _ask_for_claims(client: KubeClient, node: str) -> Finding:
     return Finding("ok", subject, "the cluster has them, and no pod of this node waits with one")
 
 
-async def _waiting_with_claims(client: KubeClient, node: str) -> list[str]:
-    """The pods of a node that have claims, and have not started or are to be deleted, with which of the two."""
+async def _pods(client: KubeClient, node: str) -> list[Pod]:
+    """The pods of a node; those that make no sense are left out."""
     query = {"fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
     answer = await client.request("GET", object_path("api", "v1", "pods"), query, most=_MAX_LIST_BYTES)
-    waiting = []
+    pods = []
     for document in answer.document().get("items") or ():
-        try:
-            pod = parse_pod(document)
-        except ValueError:
-            continue
-        if pod.claims and (pod.ending or pod.phase == "Pending"):
-            waiting.append(f"{pod} ({'Terminating' if pod.ending else 'Pending'})")
-    return sorted(waiting)
+        with contextlib.suppress(ValueError):
+            pods.append(parse_pod(document))
+    return pods
 
 
 def _not_listed(failure: ApiFailure, where: str) -> Finding:

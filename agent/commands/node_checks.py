@@ -31,6 +31,7 @@ from agent.config import Config, made_by
 from agent.inventory.source import Inventory
 from agent.kubelet.podresources import PodResourcesClient
 from agent.persistence.ledger_files import tried
+from agent.roles.claim_parts import claims_may_come
 from gigaslice.core import units
 from gigaslice.core.claims.names import DRIVER
 from gigaslice.core.errors import GigasliceError
@@ -61,7 +62,7 @@ def examine(config: Config, scan: Callable[[Config], Inventory]) -> Iterator[Fin
     yield from _check_kubelet(config)
     yield _check_pod_resources(config)
     yield _check_pid_namespace(Path("/proc/self/ns/pid"))
-    if config.api == "dra":
+    if claims_may_come(config):
         yield from _check_claim_directories(config)
     yield from check_api(config)
     yield check_driver_limits(config)

@@ -34,7 +34,7 @@ from gigaslice.core.claims.origin import claim_of
 from gigaslice.core.model import SliceUnit
 from gigaslice.kubeapi.client import KubeClient
 
-__all__ = ["CLAIM_TIMES", "ClaimParts", "build_claims", "claims_are_served"]
+__all__ = ["CLAIM_TIMES", "ClaimParts", "build_claims", "claims_are_served", "claims_may_come"]
 
 CLAIM_TIMES = StartTimes(patience=40.0, unwatched_patience=20.0, margin=4.0)
 """The kubelet gives up after 45 seconds, and an error costs a pod 72."""
@@ -61,15 +61,18 @@ class ClaimParts:
         return self.slices.problem or None
 
 
-def claims_are_served(config: Config, store: Store) -> bool:
-    """Whether claims are what new pods get GPUs by, or pods have some that they got so before.
+def claims_may_come(config: Config) -> bool:
+    """Whether claims are what new pods get GPUs by, or the kubelet may still ask about some.
 
     A driver that an earlier agent has left registered may have left slices too, by which pods are still sent here.
     """
-    return (
-        config.api == "dra"
-        or Path(offer(config.kubelet_root).registration).exists()
-        or any(claim_of(allocation) is not None for allocation in store.table.allocations)
+    return config.api == "dra" or Path(offer(config.kubelet_root).registration).exists()
+
+
+def claims_are_served(config: Config, store: Store) -> bool:
+    """Whether claims are what new pods get GPUs by, or pods have some that they got so before."""
+    return claims_may_come(config) or (
+        any(claim_of(allocation) is not None for allocation in store.table.allocations)
     )
 
 

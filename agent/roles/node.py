@@ -21,6 +21,7 @@ from agent.inventory.source import Source
 from agent.link import Link
 from agent.persistence.store import Store
 from agent.roles import discovery
+from agent.roles.claim_parts import claims_may_come
 from agent.roles.claims_without_gpus import ClaimsWithoutGpus
 from agent.roles.node_parts import build
 from agent.roles.records import CODEC
@@ -57,7 +58,7 @@ def run(config: Config) -> None:
 
 def _run(config: Config, link: Link) -> str | None:
     """Finds the GPUs and serves; the resources that the agent is to start anew for. None, too, when asked to end."""
-    without_gpus = ClaimsWithoutGpus(config, link).run if config.api == "dra" else None
+    without_gpus = ClaimsWithoutGpus(config, link).run if claims_may_come(config) else None
     source_and_inventory = discovery.find(config, without_gpus)
     if source_and_inventory is None:
         return None

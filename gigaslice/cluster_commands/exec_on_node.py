@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 HELP = "run a command beside the agent of a node: gigaslice exec NODE -- gigaslice status"
 DESCRIPTION = "Finds the agent's pod by the name of its node, and has kubectl run the command in it."
-_CONTAINER = "node"
-_LABELS = "app.kubernetes.io/name=gigaslice,app.kubernetes.io/component=node"
+AGENT_CONTAINER = "node"
+AGENT_LABELS = "app.kubernetes.io/name=gigaslice,app.kubernetes.io/component=node"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _become(kubectl: list[str], words: list[str]) -> NoReturn:
     sys.stdout.flush()
-    os.execv(kubectl[0], [*kubectl, "-c", _CONTAINER, "--", *(words or ["gigaslice", "status"])])
+    os.execv(kubectl[0], [*kubectl, "-c", AGENT_CONTAINER, "--", *(words or ["gigaslice", "status"])])
 
 
 def _target_flags(arguments: argparse.Namespace) -> list[str]:
@@ -84,7 +84,7 @@ async def _agent_pod(client: KubeClient, namespace: str, node: str) -> str:
     from gigaslice.kubeapi.client import object_path
 
     path = object_path("api", "v1", "namespaces", namespace, "pods")
-    pods = [pod async for pod in listed(client, path, {"labelSelector": _LABELS})]
+    pods = [pod async for pod in listed(client, path, {"labelSelector": AGENT_LABELS})]
     by_node: dict[str, list[Mapping[str, Any]]] = {}
     for pod in pods:
         by_node.setdefault(str((pod.get("spec") or {}).get("nodeName") or ""), []).append(pod)

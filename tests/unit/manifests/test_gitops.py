@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from typing import Any
 
 import pytest
 import yaml
 
+from gigaslice.cluster_commands import exec_on_node
 from tests.unit.docs.test_docs import ROOT, fences
 from tests.unit.manifests.test_chart import CHART, documents_of, helm
 
@@ -76,13 +78,14 @@ def test_definitions_are_kept_and_the_page_says_which() -> None:
         assert one["metadata"]["name"] in page.partition("kubectl delete crd")[2].partition("`")[0]
 
 
-def test_the_function_of_the_page_finds_the_agents() -> None:
-    selectors = re.findall(r"agent\(\) \{ kubectl -n (\S+) get pods -l (\S+)", PAGE.read_text())
-    ((namespace, selector),) = selectors
+def test_the_command_for_a_node_finds_the_agents() -> None:
     (agents,) = [
         one for one in documents_of((ROOT / "daemonset.yaml").read_text()) if one["kind"] == "DaemonSet"
     ]
-    labels = dict(pair.split("=") for pair in selector.split(","))
-    assert (
-        labels == agents["spec"]["selector"]["matchLabels"] and namespace == agents["metadata"]["namespace"]
-    )
+    labels = dict(pair.split("=") for pair in exec_on_node.AGENT_LABELS.split(","))
+    assert labels == agents["spec"]["selector"]["matchLabels"]
+    containers = agents["spec"]["template"]["spec"]["containers"]
+    assert containers[0]["name"] == exec_on_node.AGENT_CONTAINER
+    parser = argparse.ArgumentParser()
+    exec_on_node.add_arguments(parser)
+    assert parser.parse_args(["n"]).namespace == agents["metadata"]["namespace"]

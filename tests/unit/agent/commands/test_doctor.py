@@ -332,6 +332,7 @@ def claims(api, tmp_path):
 
 def test_a_node_that_may_serve_claims(claims):
     server, find = claims
+    server.answers.pod_policy = True
     found = find()
     assert found.level == "ok" and "no pod of this node waits" in found.text
     server.put("pods", {**pod_document("a"), "spec": {"nodeName": NODE, "containers": []}})
@@ -340,6 +341,7 @@ def test_a_node_that_may_serve_claims(claims):
 
 def test_who_waits_with_a_claim_is_named(claims):
     server, find = claims
+    server.answers.pod_policy = True
     for name, ending in (("late", False), ("stuck", True)):
         document = pod_document(name)
         document["spec"] |= {"nodeName": NODE, "resourceClaims": [{"name": "g", "resourceClaimName": "c"}]}
@@ -373,6 +375,32 @@ def test_a_cluster_without_claims_is_no_place_for_them(claims):
     server.faults.append(Fault("GET", "/resourceslices", 404))
     found = find()
     assert found.level == "fail" and "--api=device-plugin" in found.remedy
+
+
+def test_a_right_to_patch_pods_that_nothing_bounds_wakes_none(claims):
+    server, find = claims
+    document = pod_document("a")
+    document["spec"]["nodeName"] = NODE
+    server.put("pods", document)
+    found = find()
+    assert found.level == "warn" and found.remedy.startswith("apply deploy/claims.yaml")
+    assert "may change others' annotations of a" in found.text and "90 seconds" in found.text
+    assert server.get("pods", "a", "default")["metadata"]["annotations"] == {}, "tried and nothing else"
+    server.answers.pod_policy = True
+    assert find().level == "ok"
+
+
+def test_a_node_that_was_moved_back_says_who_waits_with_a_claim(claims, tmp_path):
+    server, find = claims
+    document = pod_document("stuck")
+    document["spec"] |= {"nodeName": NODE, "resourceClaims": [{"name": "g", "resourceClaimName": "c"}]}
+    document["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    server.put("pods", document)
+    server.answers.pod_policy = True
+    with pytest.raises(KeyError):
+        find(api="device-plugin")
+    (tmp_path / "plugins_registry" / "gigaslice.io-reg.sock").touch()
+    assert find(api="device-plugin").text.endswith("default/stuck (Terminating)")
 
 
 @pytest.mark.parametrize("missing", ["plugins_registry", "plugins"])

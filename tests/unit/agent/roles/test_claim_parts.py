@@ -9,7 +9,7 @@ import pytest
 
 from agent.claims.registration import offer
 from agent.config import Config
-from agent.roles.claim_parts import CLAIM_TIMES, claims_are_served
+from agent.roles.claim_parts import CLAIM_TIMES, claims_are_served, claims_may_come
 from gigaslice.core.allocation.table import AllocationTable
 from tests.fakes.nodes import allocation
 from tests.unit.agent.claims.test_records import CLAIM
@@ -34,6 +34,7 @@ def test_claims_are_served_where_there_are_or_may_be_some(tmp_path, api, allocat
     config = Config(api=api, kubelet_root=tmp_path)
     store = SimpleNamespace(table=AllocationTable(allocations))
     assert claims_are_served(config, store) is served
+    assert claims_may_come(config) is (served and CLAIM not in allocations), "of records nothing is known yet"
 
 
 def test_a_call_is_held_for_nearly_as_long_as_a_kubelet_waits():
