@@ -138,6 +138,8 @@ class ClaimRelease:
         for uid, origin in self._recorded().items():
             if not origin.unprepared:
                 continue
+            if uid in self._inherited and not self._cluster.synced:
+                continue  # whether a pod has it is not known yet
             name = ClaimName(origin.namespace, origin.claim, uid)
             due = self._clock() >= self._compare_at.setdefault(uid, self._clock())
             if due:

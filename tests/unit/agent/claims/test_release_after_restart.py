@@ -19,7 +19,11 @@ def test_an_attached_pod_that_ends_after_a_restart_leaves_nothing(node, make_nod
     assert run(node.unprepare(prepared)) == [""]
     after = make_node()
     after.claims.put(prepared)
+    after.cluster.synced = False
+    run(after.release.look())
+    assert after.store.table.allocations, "its container may be about to start"
     after.cluster.put(pod)
+    after.cluster.synced = True
     run(after.release.look())
     assert after.store.table.allocations
     after.cluster.pods.clear()
