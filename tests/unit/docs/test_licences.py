@@ -7,6 +7,7 @@ import subprocess
 
 from tests.unit.docs.test_docs import ROOT
 
+LINE = "SPDX-License-Identifier: Apache-2.0"  # in one piece `reuse` would take what follows for a licence
 SOURCES = ("*.py", "*.pyi", "*.c", "*.h", "*.def", "*.proto", "*.mk", "Makefile", "Dockerfile", ".ci/*")
 NOT_OURS_TO_WRITE = (":!tests/fixtures", ":!*_pb2*")  # an earlier release, generated code
 
@@ -19,6 +20,6 @@ def test_each_source_file_names_its_licence_in_its_head() -> None:
     missing = []
     for path in paths:
         text = path.read_text(encoding="utf-8")
-        if text and "SPDX-License-Identifier: Apache-2.0" not in "".join(text.splitlines()[:2]):
+        if text and LINE not in "".join(text.splitlines()[:2]):
             missing.append(str(path.relative_to(ROOT)))
-    assert missing == [], "write `SPDX-License-Identifier: Apache-2.0` as the first line, or below #!"
+    assert missing == [], f"write `{LINE}` as the first line, or below #!"
