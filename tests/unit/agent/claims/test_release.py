@@ -16,6 +16,7 @@ from gigaslice.core.claims.origin import with_unprepared
 from gigaslice.core.errors import StorageError
 from gigaslice.kubeapi.failures import ApiFailure
 from tests.fakes.claims_of_node import claim, claiming, result
+from tests.fakes.eventually import until
 
 
 def run(work):
@@ -131,6 +132,7 @@ def test_so_does_one_that_is_first_shown_while_the_call_is_answered(node, prepar
 
     async def shown_late():
         answer = asyncio.create_task(node.release.unprepare(name))
+        await until(lambda: node.cluster.synced)
         await asyncio.sleep(0.05)
         assert not answer.done()
         node.cluster.put(claiming("deleted", ending=True))

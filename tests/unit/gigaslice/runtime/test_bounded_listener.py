@@ -147,7 +147,7 @@ def test_honest_clients_that_come_at_once_wait_in_turn(certified):
     server, client = certified
 
     async def story():
-        async with site(server, ConnectionBounds(unasked=6, grace=5.0)) as (_, port):
+        async with site(server, ConnectionBounds(unasked=6, seconds=50.0, grace=50.0)) as (_, port):
             return await asyncio.gather(*(asked(port, client) for _ in range(40)))
 
     replies = run(story())
