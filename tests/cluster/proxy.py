@@ -74,7 +74,7 @@ class Proxy:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0.2))  # in which what was aborted is closed
+        self._loop.run_until_complete(asyncio.sleep(0.2))  # in which a handshake that was under way is given up
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -93,6 +93,7 @@ class Proxy:
                 if one is not None:
                     with contextlib.suppress(Exception):
                         one.transport.abort()
+                        await one.wait_closed()  # which takes several turns of the loop
 
     async def _one(
         self,
