@@ -39,15 +39,12 @@ def metric_names() -> set[str]:
 
 def words_of_python(source: str) -> set[str]:
     """The words of a module's code and texts, without comments and docstrings. Tests have programs in their texts."""
-    tree = ast.parse(source)
-    remarks = {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
     words: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
+    remarks: set[ast.Constant] = set()
+    for node in ast.walk(ast.parse(source)):  # a statement comes before what is in it
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            remarks.add(node.value)
+        elif isinstance(node, ast.Name):
             words.add(node.id)
         elif isinstance(node, ast.Attribute):
             words.add(node.attr)
