@@ -88,15 +88,6 @@ $(SHIPPED)/libvcuda.so: $(BUILD)/libvcuda.so
 	$(Q)$(OBJCOPY) --only-keep-debug $< $@.debug.new && mv $@.debug.new $@.debug
 	$(Q)cd $(@D) && $(OBJCOPY) --strip-all --add-gnu-debuglink=$(@F).debug $(abspath $<) $(@F).new && mv $(@F).new $(@F)
 
-# The same library with another directory in the place of /etc/vcuda, for tests of what happens in a container:
-#   make native-rooted VC_ROOT=/some/dir ROOTED_OUT=/some/libvcuda.so
-.PHONY: native-rooted
-native-rooted: $(addprefix $(BUILD)/native/release/,$(NATIVE_OBJECTS))
-	@echo "  CC  $@"
-	$(Q)$(CC) $(NATIVE_CFLAGS) $(NATIVE_I_settings) -DVC_ROOT='"$(VC_ROOT)"' -MF /dev/null -c native/config.c -o $(ROOTED_OUT).config.o
-	@echo "  LD  $@"
-	$(Q)$(CC) $(NATIVE_LDFLAGS) -o $(ROOTED_OUT) $(filter-out %/config.c.o,$^) $(ROOTED_OUT).config.o
-
 # --- unit tests: everything but init.c, so that no test has hooks in its own process ----------------------------
 NATIVE_TEST_SOURCES := $(wildcard tests/native/*.c)
 NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native/shm/*.c native/table/*.c) $(addprefix native/cuda/,format.c ranges.c stream_state.c stream_poll.c stream_table.c) native/config.c native/directory.c native/head.c)

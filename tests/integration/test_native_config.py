@@ -23,7 +23,7 @@ from tests.native.running import (
     SUCCESS,
     Client,
     Place,
-    build_rooted,
+    rooted_library,
     run,
 )
 from vcuda import GpuLimit, create_ledger, create_limits, read_ledger, read_limits, set_memory_limit
@@ -33,21 +33,11 @@ PHYSICAL = 24 * GIB
 ID = bytes(range(16))
 
 
-@pytest.fixture(scope="session")
-def rooted(tmp_path_factory):
-    """A library whose /etc/vcuda is a directory of this session; yields (library, directory)."""
-    base = tmp_path_factory.mktemp("rooted")
-    return build_rooted(base / "etc", base / "libvcuda.so"), base / "etc"
-
-
 @pytest.fixture
-def container(rooted, tmp_path):
+def container(tmp_path):
     """A place as a container is: the mounted directory, empty at first."""
-    library, directory = rooted
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir()
-    yield Place(tmp_path, library=library), directory
-    shutil.rmtree(directory, ignore_errors=True)
+    with rooted_library() as (library, directory):
+        yield Place(tmp_path, library=library), directory
 
 
 def uuids(place: Place) -> list[str]:

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.native.heads import PYTHON, TAKE, Stage, answer, finish, kill, staged
-from tests.native.running import CLIENTS, LIBRARY, NOT_READY, OUT_OF_MEMORY, SUCCESS, build_rooted, eventually
+from tests.native.running import (
+    CLIENTS,
+    LIBRARY,
+    NOT_READY,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    eventually,
+    rooted_library,
+)
 from vcuda import quotas
 
 
@@ -261,15 +269,14 @@ def test_a_runtime_that_reads_the_environment_from_the_stack(stage: Stage, tmp_p
     assert len(stage.run(str(tmp_path / "stack")).stdout.split()) == 1
 
 
-def test_a_container_is_what_it_was(stage: Stage, tmp_path: Path) -> None:
+def test_a_container_is_what_it_was(stage: Stage) -> None:
     """Where a page is mounted no variable is read, and none is set."""
-    (tmp_path / "etc").mkdir()
-    library = build_rooted(tmp_path / "etc", tmp_path / "libvcuda.so")
-    (tmp_path / "etc" / "limits").write_bytes(b"")
-    done = stage.run("sh", "-c", "echo ${VCUDA_DIR-none}", LD_PRELOAD=str(library))
-    assert done.stdout == "none\n"
-    (tmp_path / "etc" / "limits").unlink()
-    assert stage.run("sh", "-c", "echo ${VCUDA_DIR-none}", LD_PRELOAD=str(library)).stdout != "none\n"
+    with rooted_library() as (library, directory):
+        (directory / "limits").write_bytes(b"")
+        done = stage.run("sh", "-c", "echo ${VCUDA_DIR-none}", LD_PRELOAD=str(library))
+        assert done.stdout == "none\n"
+        (directory / "limits").unlink()
+        assert stage.run("sh", "-c", "echo ${VCUDA_DIR-none}", LD_PRELOAD=str(library)).stdout != "none\n"
 
 
 def test_bash_and_its_own_setenv(stage: Stage) -> None:

@@ -7,11 +7,15 @@ line. Everything is what a user would do: environment variables, LD_PRELOAD, sep
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
+import secrets
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -211,9 +215,36 @@ def eventually(condition: object, seconds: float = 20.0) -> bool:
     return bool(condition())
 
 
-def build_rooted(root: Path, output: Path) -> Path:
-    """The library with ROOT in the place of /etc/vcuda, as a container sees its mounts."""
-    command = ["make", "-s", "-C", str(ROOT), "native-rooted", f"VC_ROOT={root}", f"ROOTED_OUT={output}"]
-    done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return output
+@contextlib.contextmanager
+def rooted_library() -> Iterator[tuple[Path, Path]]:
+    """The library with another directory in the place of /etc/vcuda, as a container sees its mounts.
+
+    It is the built library itself: a name of the same length is written over the two that it looks for. Compiling and
+    linking it for another directory takes twelve seconds of CPU, which on a busy machine is more than a test may take.
+
+    Yields:
+        The library, and the directory, which is empty.
+    """
+    content = LIBRARY.read_bytes()
+    with _short_directory(len("/etc/vcuda")) as directory, tempfile.TemporaryDirectory() as place:
+        for text in (b"\0/etc/vcuda\0", b"\0/etc/vcuda/limits\0"):
+            assert content.count(text) == 1, f"{LIBRARY} has {text!r} {content.count(text)} times"
+            content = content.replace(text, text.replace(b"/etc/vcuda", bytes(directory)))
+        Path(place).chmod(0o755)  # programs of other users have it too
+        library = Path(place) / LIBRARY.name
+        library.write_bytes(content)
+        yield library, directory
+
+
+@contextlib.contextmanager
+def _short_directory(length: int) -> Iterator[Path]:
+    """A directory below /tmp whose path has LENGTH characters; tempfile chooses longer names."""
+    while True:
+        directory = Path("/tmp/" + secrets.token_hex(length)[: length - len("/tmp/")])
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir()
+            break
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
