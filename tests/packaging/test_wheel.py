@@ -21,7 +21,10 @@ pytestmark = pytest.mark.timeout(600)  # the library is compiled, beside other t
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built without an environment of its own: what it needs is in ours, as the build requirements say."""
+    """Built without an environment of its own: what it needs is in ours, as the build requirements say.
+
+    Not optimised: `make` compiles the same files with the flags of the release, and `make test-dist` runs such a wheel.
+    """
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     unwanted = shutil.ignore_patterns("__pycache__", "*.so", "*.o", ".*", "_lib")
@@ -33,6 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(ROOT / name, source / name)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    environment["MAKEFLAGS"] = "-- NATIVE_LTO=-O0"
     result = subprocess.run(
         [*command, "--disable-pip-version-check", "--wheel-dir", str(folder), str(source)],
         env=environment,
