@@ -29,11 +29,14 @@ TREE := gigaslice/roles/dataset_node/sources/_tree.c
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch]) \
   $(TREE)
 
-.PHONY: model model-quick all native extension extension-asan extension-check demo demo-cluster pictures test test-long check lint bench sizing test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image image-root test-image lock man tables names chart-schema chart-readme manifests clean help
+.PHONY: model model-quick all programs native extension extension-asan extension-check demo demo-cluster pictures test test-long check lint bench sizing test-gpu test-cluster test-kills test-claim-kills test-node-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image image-root test-image lock man tables names chart-schema chart-readme manifests clean help
 
 all: native extension  ## build the library and the Python bindings
 
 -include native/native.mk tests/fakedriver/fakedriver.mk tests/fuzz/fuzz.mk proto/proto.mk release/release.mk
+
+# Apart from what they test, so that it can be compiled on all cores and tested as ever.
+programs: all fakedriver native-clients $(foreach flavour,release asan tsan,$(BUILD)/native/$(flavour)/run_tests)  ## build all that test and check run: make -j programs
 
 native: $(BUILD)/libvcuda.so  ## build build/libvcuda.so
 
@@ -48,12 +51,13 @@ demo-cluster: all fakedriver  ## three simulated nodes with all of the cluster's
 pictures: all fakedriver  ## the documentation's pictures of the web page, where Chromium is installed with chromedriver
 	$(PY) -m tests.demo.cluster.pictures
 
-# Four at a time, since most of them wait for processes of theirs; those that measure time run alone.
+# Four at a time, since most of them wait for processes of theirs. Those that measure time run beside one other of
+# their kind: they sleep for nine tenths of their time.
 ALONE := tests/integration/test_native_share.py tests/integration/test_native_time_slices.py \
          tests/integration/agent/test_time_slices.py
 test: all fakedriver native-test  ## every test that needs neither GPU nor cluster
 	$(PY) -m pytest -n 4 --dist worksteal $(LONG) $(ALONE:%=--ignore %) --ignore tests/cluster
-	$(PY) -m pytest $(LONG) $(ALONE)
+	$(PY) -m pytest -n 2 --dist worksteal $(LONG) $(ALONE)
 
 test-long:  ## the same with all seeds
 	$(MAKE) test LONG=--long

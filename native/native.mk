@@ -117,10 +117,10 @@ FORK_HEAVY := stream_state_without_memory_for_more|table_without_memory_takes_ba
 THREADED := race_threads_never_over|split_race_threads_never_over|allowance_race_never_over|race_lost_locks_never_over|table_.*|stream_state_(race|every|of)_.*|ledger_exact_to_the_byte|log_.*|lock_that_is_held.*
 
 native-asan: $(BUILD)/native/asan/run_tests  ## the same under address and undefined-behaviour sanitizers
-	VC_TEST_TIMEOUT=6 $< $$($< --list | grep -vxE '$(FORK_HEAVY)')
+	VC_TEST_TIMEOUT=6 $< --jobs 2 $$($< --list | grep -vxE '$(FORK_HEAVY)')
 
 native-tsan: $(BUILD)/native/tsan/run_tests  ## those with threads under the thread sanitizer
-	VC_TEST_TIMEOUT=10 $< $$($< --list | grep -xE '$(THREADED)')
+	VC_TEST_TIMEOUT=10 $< --jobs 2 $$($< --list | grep -xE '$(THREADED)')
 
 native-check: $(BUILD)/libvcuda.so  ## exports, glibc versions, constructors, include directions
 	$(PY) tests/native/check_library.py --one-unit $<
