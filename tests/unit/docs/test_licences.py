@@ -7,7 +7,9 @@ import subprocess
 
 from tests.unit.docs.test_docs import ROOT
 
-LINE = "SPDX-License-Identifier: Apache-2.0"  # in one piece `reuse` would take what follows for a licence
+LINE = ": ".join(
+    ("SPDX-License-Identifier", "Apache-2.0")
+)  # written out, `reuse` would take it for this file's own
 SOURCES = ("*.py", "*.pyi", "*.c", "*.h", "*.def", "*.proto", "*.mk", "Makefile", "Dockerfile", ".ci/*")
 NOT_OURS_TO_WRITE = (":!tests/fixtures", ":!*_pb2*")  # an earlier release, generated code
 
