@@ -51,13 +51,12 @@ demo-cluster: all fakedriver  ## three simulated nodes with all of the cluster's
 pictures: all fakedriver  ## the documentation's pictures of the web page, where Chromium is installed with chromedriver
 	$(PY) -m tests.demo.cluster.pictures
 
-# Four at a time, since most of them wait for processes of theirs. Those that measure time run beside one other of
-# their kind: they sleep for nine tenths of their time.
+# Four at a time, since most of them wait for processes of theirs; those that measure time run alone.
 ALONE := tests/integration/test_native_share.py tests/integration/test_native_time_slices.py \
          tests/integration/agent/test_time_slices.py
 test: all fakedriver native-test  ## every test that needs neither GPU nor cluster
 	$(PY) -m pytest -n 4 --dist worksteal $(LONG) $(ALONE:%=--ignore %) --ignore tests/cluster
-	$(PY) -m pytest -n 2 --dist worksteal $(LONG) $(ALONE)
+	$(PY) -m pytest $(LONG) $(ALONE)
 
 test-long:  ## the same with all seeds
 	$(MAKE) test LONG=--long
