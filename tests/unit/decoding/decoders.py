@@ -81,6 +81,7 @@ from gigaslice.roles.webhook.namespace_rules import parse_quota
 from gigaslice.roles.webhook.reviews import read_review
 from gigaslice.runtime import local_protocol
 from tests.fakes.kubeapi.reading import after_events, documents_of, listed
+from tests.fakes.packs import MANIFEST
 from tests.unit.decoding import seeds
 
 __all__ = ["DECODERS", "EXEMPT", "Decoder"]
@@ -476,7 +477,7 @@ DECODERS: tuple[Decoder, ...] = (
     ), (StateError,), ("agent.limits.driver_limit_report:read_report",), 0.5),
     # --- the dataset service ---
     Decoder("manifest of a pack", (DATASET, CLI), _plain(PackManifest.parse), lambda: (
-        seeds.MANIFEST.text().encode(),
+        MANIFEST.text().encode(),
     ), (GigasliceError,), ("gigaslice.core.dataset.pack_manifest:PackManifest.parse",), 1.5),
     Decoder("listing", (DATASET, CLI), _plain(lambda data: Listing.decode(data).digest), lambda: (seeds.LISTING,), (
         GigasliceError,
