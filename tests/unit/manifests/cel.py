@@ -18,14 +18,20 @@ _NAMES = ("object", "oldObject", "request", "namespaceObject", "params", "variab
 
 @dataclass(frozen=True)
 class Request:
-    """A request to a pod. subresource: "" or one below pods; labels: of the namespace; user: who asks."""
+    """A request about an object.
+
+    subresource: "" or one below the resource; labels: of the namespace; user: who asks; node_name: of the pod whose
+    token asks, "" where the token names none.
+    """
 
     operation: str
-    new: Document
+    new: Document | None
     old: Document | None = None
     subresource: str = ""
     labels: tuple[tuple[str, str], ...] = ()
     user: str = "tenant"
+    resource: str = "pods"
+    node_name: str = ""
 
 
 class Policy:
@@ -58,20 +64,27 @@ class Policy:
 
     def matches(self, request: Request) -> bool:
         """Whether the API server asks the policy about such a request at all."""
-        resource = "/".join(filter(None, ("pods", request.subresource)))
+        resources = {"/".join(filter(None, (request.resource, request.subresource)))}
+        if request.subresource:
+            resources.add(f"{request.resource}/*")
         return any(
-            resource in rule["resources"] and request.operation in rule["operations"] for rule in self._rules
+            not resources.isdisjoint(rule["resources"])
+            and not {request.operation, "*"}.isdisjoint(rule["operations"])
+            for rule in self._rules
         )
 
     @staticmethod
     def _known(request: Request) -> Document:
+        user: Document = {"username": request.user}
+        if request.node_name:
+            user["extra"] = {"authentication.kubernetes.io/node-name": [request.node_name]}
         return {
             "object": request.new,
             "oldObject": request.old,
             "request": {
                 "operation": request.operation,
                 "subResource": request.subresource,
-                "userInfo": {"username": request.user},
+                "userInfo": user,
             },
             "namespaceObject": {"metadata": {"name": "team", "labels": dict(request.labels)}},
             "variables": {},
