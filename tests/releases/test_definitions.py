@@ -3,19 +3,20 @@
 
 Helm leaves definitions alone that were installed by hand, so an older one may be under newer roles for long; and after
 a `helm rollback` the older ones are there again. An API server drops fields that a definition does not name, and says
-nothing: so here they are mistakes.
+nothing: so here they are mistakes. Rules in CEL
+(`x-kubernetes-validations`) are evaluated as well: an object of before that breaks a new one could not be changed any more.
 """
 
 from __future__ import annotations
 
 import json
 
-import jsonschema
 import pytest
 import yaml
 
 from tests.releases import writing
 from tests.releases.make import CRDS
+from tests.unit.gigaslice.roles.controller.crd_schema import mistakes_under
 
 KINDS = ("ResourceClass", "ExtendedResource", "Dataset", "DatasetNode")
 
@@ -31,26 +32,9 @@ def definition(folder, kind):
     raise LookupError(f"no definition of {kind} in {folder}")
 
 
-def strict(node):
-    """The schema as JSON Schema, in which unknown fields are mistakes."""
-    if isinstance(node, list):
-        return [strict(one) for one in node]
-    if not isinstance(node, dict):
-        return node
-    found = {key: strict(value) for key, value in node.items() if not key.startswith("x-")}
-    if node.get("x-kubernetes-int-or-string"):
-        found["type"] = ["integer", "string"]
-    if "properties" in node and isinstance(node.get("type"), str):
-        found["additionalProperties"] = False
-    return found
-
-
 def mistakes(definition, document):
     (version,) = (one for one in definition["spec"]["versions"] if one["name"] == "v1alpha1")
-    validator = jsonschema.Draft202012Validator(strict(version["schema"]["openAPIV3Schema"]))
-    return sorted(
-        f"{'.'.join(map(str, one.absolute_path))}: {one.message}" for one in validator.iter_errors(document)
-    )
+    return sorted(mistakes_under(version["schema"]["openAPIV3Schema"], document))
 
 
 @pytest.mark.parametrize("kind", KINDS)

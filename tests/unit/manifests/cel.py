@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ValidatingAdmissionPolicy of a manifest, evaluated on one request as the API server does it."""
+"""CEL as the API server evaluates it: a ValidatingAdmissionPolicy on one request, and single expressions."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ ext_strings = pytest.importorskip("cel_expr_python.ext.ext_strings")
 ext_optional = pytest.importorskip("cel_expr_python.ext.ext_optional")
 
 Document = dict[str, Any]
-_NAMES = ("object", "oldObject", "request", "namespaceObject", "params", "variables")
+_NAMES = ("object", "oldObject", "request", "namespaceObject", "params", "variables", "self")
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,16 @@ class Policy:
 
 
 def value_of(expression: str, known: Document) -> Any:
-    """The value of one EXPRESSION, with what is KNOWN by the names that policies have."""
-    return _value(_environment().compile(expression), known)
+    """The value of one EXPRESSION, with what is KNOWN by the names that policies and definitions have."""
+    return _value(_compiled(expression), known)
 
 
+@functools.cache
+def _compiled(expression: str) -> Any:
+    return _environment().compile(expression)
+
+
+@functools.cache
 def _environment() -> Any:
     return cel.NewEnv(
         variables=dict.fromkeys(_NAMES, cel.Type.DYN),
