@@ -42,9 +42,9 @@ $(RELEASE_TOOLS): pyproject.toml | $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[release]'
 	@touch $@
 
-fixtures: all fakedriver native-clients  ## what this version writes, for the upgrade tests of all later ones
+fixtures: all native-shipped fakedriver native-clients  ## what this version writes, for the upgrade tests of all later ones
 	$(PY) -m tests.releases.make
 
 .PHONY: test-dist
-test-dist: $(if $(VERSION),,dist) fakedriver  ## make dist (or with VERSION= what is there), installed and started; docs/proofs/distributions.md
+test-dist: $(if $(VERSION),,dist) $(RELEASE_TOOLS) fakedriver  ## make dist (or with VERSION= what is there), installed and started; docs/proofs/distributions.md
 	$(PY) -m tests.packaging.distributions $(VERSION)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Old and new side by side: files of 0.1.0 under today's code, versions to come, a library replaced on disk."""
+"""Old and new side by side: files of 0.1.0 under today's code, versions to come, libraries of releases and of today."""
 
 from __future__ import annotations
 
@@ -12,7 +12,19 @@ import pytest
 
 from tests.native.golden import make as golden
 from tests.native.running import CONTEXT, GIB, LIBRARY, MIB, OUT_OF_MEMORY, SUCCESS, Place, run
-from vcuda import errors, ledger_file_bytes, read_ledger, read_limits, set_memory_limit
+from tests.releases.conftest import RELEASES
+from tests.releases.sources import library
+from vcuda import (
+    GpuLimit,
+    create_ledger,
+    create_limits,
+    errors,
+    ledger_file_bytes,
+    read_ledger,
+    read_limits,
+    set_memory_limit,
+)
+from vcuda.version import VERSION
 
 FIRST, SECOND = golden.UUIDS
 LIMITS, LEDGER = golden.LIMITS.read_bytes(), golden.LEDGER.read_bytes()
@@ -164,15 +176,39 @@ def installed(directory: Path, version: str) -> Path:
     return path
 
 
-def test_old_and_new_library_share_a_ledger(place, tmp_path):
-    old = installed(tmp_path / "lib", "0.1.0")
+@pytest.fixture(params=RELEASES, ids=lambda path: path.name)
+def library_of_release(request, tmp_path):
+    """The library that a release installed, under the name that it had on the node."""
+    (tmp_path / "lib").mkdir(exist_ok=True)
+    try:
+        return library(request.param, tmp_path / "lib" / f"libvcuda-{request.param.name}.so")
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+def test_a_kept_library_is_not_that_of_today(library_of_release):
+    """Else the tests below would be about one library."""
+    assert library_of_release.read_bytes()[:4] == b"\x7fELF"
+    said = run(("readelf", "--notes", library_of_release), {}).stdout
+    assert said.count("Build ID") == 1
+    assert (
+        said.partition("Build ID")[2]
+        != run(("readelf", "--notes", LIBRARY), {}).stdout.partition("Build ID")[2]
+    )
+
+
+@pytest.mark.parametrize("first", ["old", "new"])
+def test_old_and_new_library_share_a_ledger(place, tmp_path, library_of_release, first):
+    libraries = [library_of_release, installed(tmp_path / "lib", VERSION)]
+    if first == "new":
+        libraries.reverse()
     put(place.quota)
-    place.library = old
+    place.library = libraries[0]
     with place.client() as before:
         before.ready()
         assert before.do("alloc a", 4 * GIB).code == SUCCESS
-        place.library = installed(tmp_path / "lib", "0.2.0")
-        old.unlink()  # the running process keeps what it mapped
+        place.library = libraries[1]
+        libraries[0].unlink()  # the running process keeps what it mapped
         with place.client() as after:
             after.ready()
             assert after.free() == 2 * GIB - 2 * CONTEXT
@@ -189,9 +225,30 @@ def test_old_and_new_library_share_a_ledger(place, tmp_path):
             }
 
 
+def test_a_limit_that_today_changes_holds_under_the_old_library(place, library_of_release):
+    """On files that today's agent has made, too."""
+    gpus = [GpuLimit(FIRST, 6 * GIB)]
+    place.quota.mkdir()
+    create_limits(place.quota / "limits", golden.ID, gpus)
+    create_ledger(place.quota / "ledger", golden.ID, gpus)
+    place.library = library_of_release
+    with place.client() as client:
+        client.ready()
+        assert client.do("total a", 0).first == 6 * GIB
+        assert client.do("alloc a", 4 * GIB).code == SUCCESS
+        set_memory_limit(place.quota / "limits", FIRST, 5 * GIB)
+        assert client.do("total a", 0).first == 5 * GIB
+        assert client.do("alloc b", 1 * GIB).code == OUT_OF_MEMORY
+        set_memory_limit(place.quota / "limits", FIRST, 7 * GIB)
+        assert client.do("alloc b", 2 * GIB).code == SUCCESS
+        (process,) = read_ledger(place.quota / "ledger").processes
+        assert (process.pid_inside, process.used) == (client.process.pid, {FIRST: 6 * GIB + CONTEXT})
+        assert client.close() == ""
+
+
 def test_a_process_whose_library_is_gone_starts_children_unharmed(place, tmp_path):
     """/etc/ld.so.preload names the new file for them; one that still names the old is a warning, not an end."""
-    place.library = installed(tmp_path / "lib", "0.1.0")
+    place.library = installed(tmp_path / "lib", VERSION)
     put(place.quota)
     place.library.unlink()
     done = run((sys.executable, "-c", "print('runs')"), place.env())

@@ -2,6 +2,8 @@
 """Writes the fixtures of this version: `make fixtures`, run by `make release VERSION= CUT=yes`.
 
     code.tar.xz     the code that reads them (sources.py)
+    SHA256SUMS      of all other files: what is there later is what was released
+    libvcuda-*.so.xz  the library that it installed into containers, of one processor, without debug data
     facts.json      what that code reads in the others (reading.py)
     state/          a node agent's state directory; plugin/ the same without claims, whose records have an older version
     quotas/         a user's quotas of `vcuda run`
@@ -16,31 +18,37 @@ Files are kept without the zeros at their ends; `padded` puts those of ledgers b
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from release.artifacts import SUMS, sums
 from release.changelog import releases
 from tests.releases import reading, writing
-from tests.releases.sources import ARCHIVE, ROOT, packed
+from tests.releases.sources import ARCHIVE, LIBRARY, PROCESSOR, ROOT, compressed, packed
 from vcuda.version import VERSION
 
 FIXTURES = ROOT / "tests" / "fixtures" / "releases"
 CHART = ROOT / "deploy" / "helm" / "gigaslice"
 CRDS = CHART / "files"
 STATES = {"state": "node-state", "plugin": "node-state", "quotas": "quotas", "dataset": "dataset-state"}
+SHIPPED = ROOT / "build" / "shipped" / "libvcuda.so"
 _LEFT_OUT = shutil.ignore_patterns("lib", "lock", ".cordon.json.lock", "machine")
 
 
 def main() -> int:
-    """Returns 2 for a version that has been released: its fixtures are what they are."""
+    """Returns 2 for a version that has been released, whose fixtures are what they are, and on another processor."""
     if (
         VERSION in releases((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
         and (FIXTURES / VERSION).exists()
     ):
         print(f"error: {VERSION} is released, and its fixtures stay as they are", file=sys.stderr)
+        return 2
+    if os.uname().machine != PROCESSOR:
+        print(f"error: fixtures have the library of {PROCESSOR}: run make fixtures on one", file=sys.stderr)
         return 2
     place = FIXTURES / VERSION
     shutil.rmtree(place, ignore_errors=True)
@@ -69,6 +77,8 @@ def main() -> int:
         shutil.copy(definition, place / "crds" / definition.name)
     shutil.copy(CHART / "values.yaml", place / "values.yaml")
     (place / ARCHIVE).write_bytes(packed())
+    (place / LIBRARY).write_bytes(compressed(SHIPPED.read_bytes()))
+    (place / SUMS).write_text(sums(place), encoding="utf-8")
     print(
         f"{place.relative_to(ROOT)}: {sum(path.stat().st_size for path in place.rglob('*') if path.is_file())} bytes"
     )

@@ -2,8 +2,8 @@
 """The code of a release, as much as a node runs of it and `reading` needs: packed beside its fixtures, and built again.
 
 A tag is not enough: a shallow clone has none, and a test that is skipped there says nothing. Packed is the Python of
-the agent and of what that imports, and the C of limits page and ledger, as they stand in the tree; a library with hooks
-is not, since what a running one depends on is these two formats.
+the agent and of what that imports, and the C of limits page and ledger, as they stand in the tree. The library with its
+hooks is kept as it was built: containers go on with those bytes, and another compiler would make others.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHIVE = "code.tar.xz"
+PROCESSOR = "x86_64"
+LIBRARY = f"libvcuda-{PROCESSOR}.so.xz"
 READER = "tests/releases/reading.py"
 _WHOLE = ("agent", "gigaslice_cli", "vcuda")
 _OURS = ("agent", "gigaslice", "gigaslice_cli", "vcuda")
@@ -36,7 +38,23 @@ def packed() -> bytes:
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(content), 0o644
             archive.addfile(member, io.BytesIO(content))
-    return lzma.compress(raw.getvalue(), preset=9 | lzma.PRESET_EXTREME)
+    return compressed(raw.getvalue())
+
+
+def compressed(content: bytes) -> bytes:
+    """CONTENT as small as xz makes it."""
+    return lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)
+
+
+def library(release: Path, target: Path) -> Path:
+    """Writes the library of the release whose fixtures are in RELEASE to TARGET, and returns that.
+
+    Raises FileNotFoundError where this processor is not the one whose library is kept.
+    """
+    if os.uname().machine != PROCESSOR:
+        raise FileNotFoundError(f"the library of {release.name} is kept for {PROCESSOR} alone")
+    target.write_bytes(lzma.decompress((release / LIBRARY).read_bytes()))
+    return target
 
 
 def _names() -> set[str]:

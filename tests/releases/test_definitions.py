@@ -3,8 +3,8 @@
 
 Helm leaves definitions alone that were installed by hand, so an older one may be under newer roles for long; and after
 a `helm rollback` the older ones are there again. An API server drops fields that a definition does not name, and says
-nothing: so here they are mistakes. Rules in CEL
-(`x-kubernetes-validations`) are evaluated as well: an object of before that breaks a new one could not be changed any more.
+nothing: so here they are mistakes. Rules in CEL (`x-kubernetes-validations`) are evaluated
+as well: an object of before that breaks a new one could not be changed any more.
 """
 
 from __future__ import annotations

@@ -50,6 +50,7 @@ def test_modes_do_not_depend_on_the_umask(dirs):
     finally:
         os.umask(before)
     path = dirs.path(ONE.id)
+    assert (path / contract.LIMITS_FILE).stat().st_mode & 0o777 == 0o644
     assert (path / contract.LEDGER_FILE).stat().st_mode & 0o777 == 0o666
     assert (path / contract.PRELOAD_FILE).stat().st_mode & 0o777 == 0o644
 
