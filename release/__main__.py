@@ -111,7 +111,7 @@ def _build(version: str, on: date, *, image: bool) -> None:
             f"\nThe image's root: {copy.relative_to(ROOT)}/build/image/root; every role has started from it"
         )
     print("\nNot done, since it reaches others (RELEASING.md):")
-    for line in outside_commands(version, sorted(path.name for path in dist.iterdir())):
+    for line in outside_commands(version):
         print(f"  {line}")
 
 

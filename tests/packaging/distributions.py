@@ -183,9 +183,19 @@ def check_sbom(environment: Path) -> str:
     there = {one["name"].lower().replace("_", "-") for one in json.loads(run(*pip, cwd=ROOT))}
     missing = there - set(listed) - {"pip", "setuptools", "gigaslice"}
     assert not missing, missing
+    without = sorted(name for name, one in listed.items() if not one.get("licenses"))
+    assert not without, f"without a licence: {without}"
     described = document["metadata"]["component"]
     assert (described["name"], described["version"]) == ("gigaslice", VERSION)
-    return f"{len(listed)} packages, {sum('licenses' in one for one in listed.values())} with their licence"
+    return f"{len(listed)} packages, each with its licence"
+
+
+def check_metadata() -> str:
+    """Description and fields of wheels and sources, as an index reads them."""
+    packages = [path for path in DIST.iterdir() if path.name.endswith((".whl", ".tar.gz"))]
+    assert len(packages) == 3, packages
+    run(sys.executable, "-m", "twine", "check", "--strict", *packages, cwd=DIST)
+    return ""
 
 
 def main() -> int:
@@ -211,6 +221,7 @@ def main() -> int:
         wheel = names.wheel(DIST, VERSION, processor)
         case(f"the wheel for {processor}", lambda wheel=wheel: check_wheel(wheel))  # type: ignore[misc]
         case(f"its library, {processor}", lambda wheel=wheel, of=processor: check_debug(wheel, of))  # type: ignore[misc]
+    case("what an index would show (twine check --strict)", check_metadata)
     with tempfile.TemporaryDirectory(prefix="gigaslice-dist-") as text:
         folder = Path(text)
         for python in interpreters():

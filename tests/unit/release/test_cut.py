@@ -7,8 +7,6 @@ import pytest
 
 from release import changelog, versions
 from release.cut import Tree, cut_tree, problems
-from release.outside import outside_commands
-from release.sbom import constraints_of
 
 DAY = date(2027, 1, 2)
 TEXT = "# Changelog\n\n## [Unreleased]\n\n* New.\n\n## [0.2.0] - 2026-12-24\n\n* Old.\n"
@@ -61,19 +59,3 @@ def test_a_tree_that_is_cut(tmp_path):
     written = cut_tree(tmp_path, "0.3.0", DAY)
     assert len(written) == 5 and versions.present(tmp_path) == "0.3.0"
     assert changelog.section((tmp_path / "CHANGELOG.md").read_text(), "0.3.0") == "* New.\n"
-
-
-def test_what_reaches_others_is_commands_for_people():
-    files = ["SHA256SUMS", "gigaslice-0.3.0-cp310-abi3-manylinux2014_x86_64.whl", "gigaslice-0.3.0.tar.gz",
-             "gigaslice-0.3.0.tgz", "libvcuda-0.3.0-x86_64.so.debug"]  # fmt: skip
-    commands = outside_commands("0.3.0", files)
-    (upload,) = (line for line in commands if "upload" in line)
-    assert "dist/gigaslice-0.3.0.tar.gz" in upload and ".whl" in upload and "debug" not in upload
-    assert any(line.startswith("git tag --sign v0.3.0 ") for line in commands)
-    assert any("helm push dist/gigaslice-0.3.0.tgz" in line for line in commands)
-
-
-def test_the_versions_of_a_lock_are_constraints():
-    hashes = " \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n"
-    lock = f"# Made by\naiohttp==3.14.5{hashes}cffi==2.0.0{hashes}"
-    assert constraints_of(lock) == "aiohttp==3.14.5\ncffi==2.0.0\n"

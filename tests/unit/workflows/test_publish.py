@@ -5,22 +5,28 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
+from vcuda.version import VERSION
+
 ROOT = Path(__file__).resolve().parents[3]
+HELM = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
 DIGEST = "sha256:" + "ab" * 32
 IMAGE = "registry.example.com/team/gigaslice"
 LOGGING = '#!/bin/sh\necho "{name} $*" >>"$CALLS"\n{body}\n'
 BODIES = {
     "podman": f'[ "$1 $2" = "manifest push" ] && echo {DIGEST} >"$5"\nexit 0',
-    "helm": f"echo 'Pushed: {IMAGE}-chart/gigaslice:1.2.3'\necho 'Digest: {DIGEST}'",
-    "gh": '[ "$1" = release ] && cat >"$CALLS.notes"\n[ "$1 $2" = "pr view" ] && echo "$PULL"\nexit 0',
+    "helm": f'[ "$1" = package ] && exec {HELM} "$@"\n'
+    f"echo 'Pushed: {IMAGE}-chart/gigaslice:1.2.3'\necho 'Digest: {DIGEST}'",
+    "gh": '[ "$1 $2" = "pr view" ] && echo "$PULL"\nexit 0',
     "uname": "echo aarch64",
 }
 DOCKER = f'[ "$3" = inspect ] && echo {DIGEST}\nexit 0'
-SYSTEM = ("awk", "bash", "cat", "dirname", "env", "git", "mktemp", "rm", "sed", "sh", "tr")
+SYSTEM = ("bash", "cat", "dirname", "env", "git", "mktemp", "rm", "sed", "sh", "sha256sum", "tr")
 CHANGELOG = """# Changelog
 
 ## [Unreleased]
@@ -51,6 +57,11 @@ class Tree:
         (self.root / "vcuda").mkdir()
         (self.root / "vcuda" / "version.py").write_text('VERSION = "1.2.3"\n')
         (self.root / "CHANGELOG.md").write_text(CHANGELOG)
+        shutil.copytree(ROOT / "release", self.root / "release", ignore=shutil.ignore_patterns("__pycache__"))
+        chart = self.root / "deploy" / "helm" / "gigaslice"
+        shutil.copytree(ROOT / "deploy" / "helm" / "gigaslice", chart)
+        for name in ("Chart.yaml", "images.txt"):
+            (chart / name).write_text((chart / name).read_text().replace(VERSION, "1.2.3"))
         for name in ("gigaslice-1.2.3.tgz", "gigaslice-1.2.3.cdx.json"):
             (self.root / "dist" / name).write_text("x")
         shutil.copy(ROOT / ".ci" / "publish", self.root / ".ci" / "publish")
@@ -60,6 +71,9 @@ class Tree:
             found = shutil.which(name)
             assert found, name
             (self.tools / name).symlink_to(found)
+        (self.tools / "python3").symlink_to(
+            Path(sys.executable).resolve()
+        )  # without our packages, as on a runner
         for name in BODIES:
             self.tool(name)
 
@@ -76,6 +90,7 @@ class Tree:
             "GITHUB_OUTPUT": str(self.output),
             "TAG": "v1.2.3",
             "IMAGE": IMAGE,
+            "DIGEST": DIGEST,
             "PULL": "",
         }
         return subprocess.run(
@@ -93,7 +108,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-@pytest.mark.parametrize("step", ["check", "image", "index", "chart", "release"])
+@pytest.mark.parametrize("step", ["check", "image", "index", "chart", "files", "release"])
 @pytest.mark.parametrize("tag", ["v1.2.4", "1.2.3", ""])
 def test_a_tag_of_another_version_publishes_nothing(tree: Tree, step: str, tag: str) -> None:
     run = tree.publish(step, TAG=tag)
@@ -170,35 +185,74 @@ def test_a_push_without_a_digest_is_an_error(tree: Tree) -> None:
     assert not tree.output.exists()
 
 
-def test_the_chart_goes_beside_the_image(tree: Tree) -> None:
+def test_the_chart_goes_beside_the_image_and_starts_it(tree: Tree) -> None:
+    """What a user gets by `helm install oci://…` without a value of their own."""
     run = tree.publish("chart")
     assert run.returncode == 0, run.stderr
-    assert tree.called() == [f"helm push dist/gigaslice-1.2.3.tgz oci://{IMAGE}-chart"]
+    packed, pushed = tree.called()
+    assert packed.startswith("helm package ") and packed.endswith("/gigaslice --destination dist")
+    assert pushed == f"helm push dist/gigaslice-1.2.3.tgz oci://{IMAGE}-chart"
     assert tree.output.read_text().splitlines() == [f"name={IMAGE}-chart/gigaslice", f"digest={DIGEST}"]
+    package = str(tree.root / "dist" / "gigaslice-1.2.3.tgz")
+    command = [str(HELM), "template", "gigaslice", package, "--kube-version", "1.36.0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    images = {line.strip() for line in done.stdout.splitlines() if line.strip().startswith("image:")}
+    assert images == {f'image: "{IMAGE}@{DIGEST}"'}
+    with tarfile.open(package) as archive:
+        listed = archive.extractfile("gigaslice/images.txt")
+        assert listed is not None and f"{IMAGE}@{DIGEST}" in listed.read().decode().splitlines()
 
 
-def test_a_chart_that_was_not_made_is_named(tree: Tree) -> None:
-    (tree.root / "dist" / "gigaslice-1.2.3.tgz").unlink()
+@pytest.mark.parametrize("digest", ["", "sha256:abc", "latest"])
+def test_a_chart_comes_after_its_image(tree: Tree, digest: str) -> None:
+    run = tree.publish("chart", DIGEST=digest)
+    assert (run.returncode, tree.called()) == (3, [])
+    assert "publish the index first" in run.stderr
+
+
+def test_a_chart_that_names_another_image_is_refused(tree: Tree) -> None:
+    values = tree.root / "deploy" / "helm" / "gigaslice" / "values.yaml"
+    values.write_text(values.read_text().replace("  repository: gigaslice\n", "  repository: mine\n", 1))
     run = tree.publish("chart")
     assert (run.returncode, tree.called()) == (3, [])
-    assert "make chart" in run.stderr
+    assert "no line repository: gigaslice below image:" in run.stderr
 
 
-def test_a_release_has_its_section_and_all_files(tree: Tree) -> None:
-    run = tree.publish("release")
-    assert run.returncode == 0, run.stderr
+def test_a_release_has_its_section_its_sums_and_all_files(tree: Tree) -> None:
+    for step in ("files", "release"):
+        run = tree.publish(step)
+        assert run.returncode == 0, run.stderr
     assert tree.called() == [
-        "gh release create v1.2.3 --verify-tag --title Gigaslice 1.2.3 --notes-file - "
-        "dist/gigaslice-1.2.3.cdx.json dist/gigaslice-1.2.3.tgz"
+        "gh release create v1.2.3 --verify-tag --title Gigaslice 1.2.3 --notes-file dist/gigaslice-1.2.3-notes.md "
+        "dist/SHA256SUMS dist/gigaslice-1.2.3-notes.md dist/gigaslice-1.2.3.cdx.json dist/gigaslice-1.2.3.tgz"
     ]
-    assert Path(f"{tree.calls}.notes").read_text().strip() == "### Added\n\n* A thing."
+    dist = tree.root / "dist"
+    notes = (dist / "gigaslice-1.2.3-notes.md").read_text()
+    assert notes.strip() == "# Gigaslice 1.2.3\n\n### Added\n\n* A thing."
+    assert [line.split()[1] for line in (dist / "SHA256SUMS").read_text().splitlines()] == [
+        "gigaslice-1.2.3-notes.md", "gigaslice-1.2.3.cdx.json", "gigaslice-1.2.3.tgz",
+    ]  # fmt: skip
+
+
+def test_a_file_that_was_changed_after_its_sum_is_not_published(tree: Tree) -> None:
+    assert tree.publish("files").returncode == 0
+    (tree.root / "dist" / "gigaslice-1.2.3.tgz").write_text("y")
+    run = tree.publish("release")
+    assert (run.returncode, tree.called()) == (3, [])
+    assert "other files than its SHA256SUMS says" in run.stderr
+
+
+def test_a_release_without_its_notes_is_not_published(tree: Tree) -> None:
+    run = tree.publish("release")
+    assert (run.returncode, tree.called()) == (3, [])
+    assert ".ci/publish files" in run.stderr
 
 
 def test_a_release_that_was_not_cut_is_not_published(tree: Tree) -> None:
     (tree.root / "CHANGELOG.md").write_text(CHANGELOG.replace("[1.2.3]", "[1.2.1]"))
-    run = tree.publish("release")
+    run = tree.publish("files")
     assert (run.returncode, tree.called()) == (3, [])
-    assert "no section for 1.2.3" in run.stderr
+    assert "no section ## [1.2.3]" in run.stderr
 
 
 def git(where: Path, *words: str) -> str:

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from release.__main__ import GENERATED
+
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 USES = re.compile(r"uses: (?P<action>[\w.-]+/[\w./-]+)@(?P<digest>\S+)(?P<rest>.*)")
@@ -59,6 +61,20 @@ def test_what_a_workflow_runs_is_a_target_of_the_makefile():
                 called |= {word for word in words if "=" not in word}
     assert called >= {"check", "test", "image", "lock", "publish"}
     assert called - offered == set()
+
+
+def test_everything_that_is_generated_is_made_anew_and_compared():
+    made, compared = commands(workflow("ci.yml")["jobs"]["docs"])
+    assert set(GENERATED) <= set(made.split()[1:])
+    assert compared == BESIDE_MAKE[0]
+
+
+def test_the_chart_is_packed_after_the_image_and_the_files_are_attested_after_the_chart():
+    steps = workflow("release.yml")["jobs"]["publish"]["steps"]
+    place = {step["run"].partition("STEP=")[2]: at for at, step in enumerate(steps) if "run" in step}
+    attested = next(at for at, step in enumerate(steps) if step.get("with", {}).get("subject-path") == "dist/*")
+    assert place["index"] < place["chart"] < place["files"] < attested < place["release"]
+    assert steps[place["chart"]]["env"]["DIGEST"] == "${{ steps.index.outputs.digest }}"
 
 
 @every_workflow
