@@ -17,6 +17,7 @@ from agent.persistence.store import Store
 from agent.roles.records import CODEC
 from gigaslice.core.allocation.table import LiveLimit
 from gigaslice.core.claims.origin import ClaimOrigin
+from release.versions import key
 from tests.fakes.nodes import GIB, uuid
 from tests.releases import reading, writing
 from tests.releases.conftest import as_json
@@ -29,9 +30,17 @@ LATER: dict[str, str] = {}
 def without_later(facts, version):
     """FACTS without those that a release does not know."""
     if isinstance(facts, dict):
-        known = {key: value for key, value in facts.items() if LATER.get(key, version) <= version}
-        return {key: without_later(value, version) for key, value in known.items()}
+        known = {
+            name: value for name, value in facts.items() if key(LATER.get(name, version)) <= key(version)
+        }
+        return {name: without_later(value, version) for name, value in known.items()}
     return [without_later(one, version) for one in facts] if isinstance(facts, list) else facts
+
+
+def test_versions_are_compared_as_numbers(monkeypatch):
+    monkeypatch.setitem(LATER, "new", "0.10.0")
+    assert without_later({"old": 1, "new": 2}, "0.9.0") == {"old": 1}
+    assert without_later([{"new": {"new": 2}}], "0.10.0") == [{"new": {"new": 2}}]
 
 
 def today(kind, path, release):
