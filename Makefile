@@ -144,7 +144,7 @@ image:  ## build the container image, gigaslice:<version> and :latest, with podm
 	*) "$$tool" buildx build "$${base[@]}" --platform "$(PLATFORMS)" --tag "$(IMAGE):$$version" --tag "$(IMAGE):latest" . ;; \
 	esac
 
-publish:  ## a step of the release workflow: STEP=check|image|index|chart|files|release|proposal, with TAG, IMAGE and DIGEST (.ci/publish)
+publish:  ## a step of the release workflow: STEP=check|base|image|index|chart|files|release|proposal, with TAG, IMAGE and DIGEST (.ci/publish)
 	@.ci/publish "$(STEP)"
 
 image-root: $(VENV)  ## the image, built on a local Debian root by buildah; writes docs/image.md. As root; minutes (tests/image)

@@ -43,7 +43,10 @@ class Bound:
                 if document["kind"] == "ValidatingAdmissionPolicyBinding"
                 and document["spec"]["policyName"] == name
             ]
-            assert (policy["spec"]["failurePolicy"], binding["spec"]["validationActions"]) == ("Fail", ["Deny"])
+            assert (policy["spec"]["failurePolicy"], binding["spec"]["validationActions"]) == (
+                "Fail",
+                ["Deny"],
+            )
             self._policies.append(Policy(policy))
 
     def refusals(self, request: Request) -> list[str]:
@@ -71,7 +74,9 @@ def changed(document: Document, path: str, value: Any) -> Document:
     return document
 
 
-def update(old: Document, path: str = "metadata>annotations>gigaslice.io/x", value: Any = "1", **more: Any) -> Request:
+def update(
+    old: Document, path: str = "metadata>annotations>gigaslice.io/x", value: Any = "1", **more: Any
+) -> Request:
     return Request("UPDATE", changed(old, path, value), old, **{"user": AGENT, "node_name": OWN, **more})
 
 
@@ -154,7 +159,11 @@ def test_an_agent_makes_and_removes_no_node():
 def resource_slice(node_name: str = OWN) -> Document:
     return {
         "metadata": {"name": f"{node_name}-gigaslice"},
-        "spec": {"driver": "gigaslice.io", "nodeName": node_name, "pool": {"name": node_name, "generation": 1}},
+        "spec": {
+            "driver": "gigaslice.io",
+            "nodeName": node_name,
+            "pool": {"name": node_name, "generation": 1},
+        },
     }
 
 

@@ -108,7 +108,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-@pytest.mark.parametrize("step", ["check", "image", "index", "chart", "files", "release"])
+@pytest.mark.parametrize("step", ["check", "base", "image", "index", "chart", "files", "release"])
 @pytest.mark.parametrize("tag", ["v1.2.4", "1.2.3", ""])
 def test_a_tag_of_another_version_publishes_nothing(tree: Tree, step: str, tag: str) -> None:
     run = tree.publish(step, TAG=tag)
@@ -124,6 +124,20 @@ def test_an_image_without_a_registry_is_refused(tree: Tree, image: str) -> None:
     run = tree.publish("index", IMAGE=image)
     assert (run.returncode, tree.called()) == (3, [])
     assert "names no image" in run.stderr
+
+
+def test_the_base_is_that_of_the_dockerfile_by_its_digest(tree: Tree) -> None:
+    name = "docker.io/library/python:3.12-slim-bookworm"
+    (tree.root / "Dockerfile").write_text(f"# a\nARG BASE_IMAGE={name}\nFROM ${{BASE_IMAGE}}\n")
+    tree.tool("docker", "cat $HOME/said")
+    (tree.root / "said").write_text(f"{DIGEST}\n")
+    run = tree.publish("base")
+    assert (run.returncode, run.stdout) == (0, f"{name}@{DIGEST}\n"), run.stderr
+    assert tree.called() == [f"docker buildx imagetools inspect --format {{{{.Manifest.Digest}}}} {name}"]
+    assert tree.output.read_text() == f"image={name}@{DIGEST}\n"
+    (tree.root / "said").write_text("no such manifest\n")
+    run = tree.publish("base")
+    assert run.returncode == 3 and "gave no digest for" in run.stderr
 
 
 def test_an_image_is_pushed_under_its_processor(tree: Tree) -> None:

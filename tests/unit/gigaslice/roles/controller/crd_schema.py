@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks objects against the definitions that we ship as an API server does: schema first, then the CEL rules.
 
-What the real API server makes of the same objects is tested in tests/cluster. Where CEL cannot be evaluated (Python 3.10),
-a test whose object gets past the schema is skipped there.
+What the real API server makes of the same objects is tested in tests/cluster. Where CEL cannot be evaluated, under Python
+3.10, a test whose object gets past the schema is skipped.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ def mistakes_under(schema: Document, document: Document) -> list[str]:
     return _mistakes(jsonschema.Draft202012Validator(_strict(schema)), schema, document)
 
 
-def _mistakes(
-    validator: jsonschema.Draft202012Validator, schema: Document, document: Document
-) -> list[str]:
+def _mistakes(validator: jsonschema.Draft202012Validator, schema: Document, document: Document) -> list[str]:
     found = [
         f"{'.'.join(map(str, error.absolute_path))}: {error.message}"
         for error in validator.iter_errors(document)
@@ -87,6 +85,8 @@ def _rules(node: dict[str, Any], value: Any) -> list[str]:
 
 def evaluate(expression: str, value: Any) -> Any:
     """The value of a CEL EXPRESSION for VALUE as self."""
-    from tests.unit.manifests.cel import value_of  # here: it skips the test that comes to it under Python 3.10
+    from tests.unit.manifests.cel import (
+        value_of,
+    )  # here: it skips the test that comes to it under Python 3.10
 
     return value_of(expression, {"self": value})
