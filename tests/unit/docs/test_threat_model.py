@@ -15,7 +15,17 @@ PAGE = ROOT / "docs" / "threat-model.md"
 TEXT = PAGE.read_text()
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`")
 DECISION = re.compile(r"\]\((adr/\d{4}-[\w-]+\.md)\)")
-SECTIONS = ("A tenant", "A node that was taken over", "A stranger on the network")
+SOURCE = re.compile(r"\b\w+\.[ch]`|\bCVE-\d|\barXiv|\bCCS \d{4}")
+SECTIONS = {
+    "A tenant": 2,
+    "A node that was taken over": 2,
+    "A stranger on the network": 2,
+    "What connects where": 3,
+}
+"""With their columns, of which the last one has the test or the decision."""
+LISTS = ("What is left in a GPU's memory", "Not protected", "Provenance")
+NOT_FOUND = "we found no word of NVIDIA's about them"
+"""A claim about what is not known, which nothing can show."""
 
 
 def lines(section: str) -> list[list[str]]:
@@ -27,13 +37,37 @@ def lines(section: str) -> list[list[str]]:
     return rows[2:]
 
 
+def points(section: str) -> list[str]:
+    """The points of a section's list, each with the lines below it."""
+    text = TEXT.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return [point.partition("\n\n")[0] for point in re.split(r"(?m)^\* ", text)[1:]]
+
+
+@pytest.mark.parametrize("section", LISTS)
+def test_each_point_has_its_test_its_decision_or_its_source(section: str) -> None:
+    """The source, for what is said of other people's programs: a file of theirs or a publication."""
+    assert len(points(section)) >= 5
+    for point in points(section):
+        outside = section == LISTS[0] and (SOURCE.search(point) or NOT_FOUND in point)
+        assert TEST.search(point) or DECISION.search(point) or outside, point
+
+
+def test_no_section_is_left_out() -> None:
+    headings = set(re.findall(r"(?m)^## (.+)$", TEXT))
+    told = {
+        "What there is to protect",
+        "Who is trusted with what",
+    }  # whose lines are what the others are about
+    assert headings == {*SECTIONS, *LISTS, *told}
+
+
 @pytest.mark.parametrize("section", SECTIONS)
 def test_each_line_has_its_test_or_its_decision(section: str) -> None:
     rows = lines(section)
     assert len(rows) > 5
     for cells in rows:
-        assert len(cells) == 2, cells
-        assert TEST.search(cells[1]) or DECISION.search(cells[1]), cells[0]
+        assert len(cells) == SECTIONS[section], cells
+        assert TEST.search(cells[-1]) or DECISION.search(cells[-1]), cells[0]
 
 
 def test_the_tests_that_are_named_exist() -> None:
@@ -74,6 +108,17 @@ def test_the_plain_manifests_give_no_right_that_the_chart_does_not_give() -> Non
     rights, of_chart = accounts.rights_of(plain), accounts.chart_rights()
     assert len(rights) > 10
     assert rights - of_chart == set()
+
+
+def test_an_agent_reads_pods_and_writes_events_and_what_else_the_table_says() -> None:
+    """In every namespace, since nothing says whose pods a node will have."""
+    everywhere = {right for right in accounts.chart_rights() if right.account == "gigaslice"}
+    assert {right.where for right in everywhere} == {""}
+    verbs = {
+        of: {right.verb for right in everywhere if right.resource == of and not right.names}
+        for of in ("pods", "events")
+    }
+    assert verbs == {"pods": {"get", "list", "watch", "patch"}, "events": {"create", "patch"}}
 
 
 def test_the_accounts_are_the_charts() -> None:

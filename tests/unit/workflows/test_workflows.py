@@ -73,13 +73,19 @@ def test_both_images_of_a_release_have_one_base():
     jobs = workflow("release.yml")["jobs"]
     (build,) = (step for step in jobs["image"]["steps"] if step.get("run") == "make image")
     assert build["env"]["BASE_IMAGE"] == "${{ needs.base.outputs.image }}"
-    assert "strategy" not in jobs["base"] and jobs["image"]["needs"] == "base" and jobs["base"]["needs"] == "test"
+    assert (
+        "strategy" not in jobs["base"]
+        and jobs["image"]["needs"] == "base"
+        and jobs["base"]["needs"] == "test"
+    )
 
 
 def test_the_chart_is_packed_after_the_image_and_the_files_are_attested_after_the_chart():
     steps = workflow("release.yml")["jobs"]["publish"]["steps"]
     place = {step["run"].partition("STEP=")[2]: at for at, step in enumerate(steps) if "run" in step}
-    attested = next(at for at, step in enumerate(steps) if step.get("with", {}).get("subject-path") == "dist/*")
+    attested = next(
+        at for at, step in enumerate(steps) if step.get("with", {}).get("subject-path") == "dist/*"
+    )
     assert place["index"] < place["chart"] < place["files"] < attested < place["release"]
     assert steps[place["chart"]]["env"]["DIGEST"] == "${{ steps.index.outputs.digest }}"
 

@@ -61,6 +61,17 @@ def test_a_claim_becomes_an_allocation_with_its_page_and_its_file(node):
     assert allocation.name == "default/train/main"
 
 
+def test_a_claims_container_may_write_its_ledger_alone(node):
+    one = node.reserve(claim("c", result(1, 8, cores=30)), claiming("train"))
+    run(node.prepare(one))
+    devices = json.loads(node.cdi.path(one.uid).read_text())["devices"]
+    assert devices
+    for device in devices:
+        options = {mount["containerPath"]: mount["options"] for mount in device["containerEdits"]["mounts"]}
+        writable = {path for path, words in options.items() if "ro" not in words}
+        assert contract.CONTAINER_LIMITS in options and writable == {contract.CONTAINER_LEDGER}
+
+
 def test_asked_again_it_answers_the_same_and_makes_nothing(node):
     one = node.reserve(claim("c", result(0, 8)), claiming("train"))
 
