@@ -12,25 +12,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+from markdown_it import MarkdownIt
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-_BLOCK = re.compile(r"(?ms)^```(?:sh|ini)\n(.*?)^```$")
 _OURS = re.compile(
     r"(?:^|[\s/=|])(?:vcuda|gigaslice) [a-z]|LD_PRELOAD=|VCUDA_MEMORY_LIMIT=|pip (?:un)?install"
 )
+_SCRIPTS = ("sh", "ini")
+"""Kinds of blocks of which every line is a command. In others those behind `$ ` are."""
 
-# What commands need that a clean environment has not: by how they begin.
-ELSEWHERE = {
-    "kubectl ": "a cluster; the commands in it are the image's",
-    "docker run ": "docker",
-    "podman run ": "podman",
-    "gigaslice dataset prefetch coco ": "an API server (tests/unit/gigaslice/roles/dataset_node/subcommands has one)",
-    "gigaslice dataset prefetch s3://": "an API server",
-    "gigaslice dataset pack s3://": "a bucket (tests/integration/dataset/test_packing_into_stores.py has one)",
-    "gigaslice dataset pack https://": "a bucket",
-    "ExecStart=": "systemd; the command is run by the line of README.md with --exec's relatives",
-    "vcuda jupyter install --memory 8GiB --python ": "an environment of the user's with ipykernel",
-}
+
+def _elsewhere() -> dict[str, str]:
+    """The commands of elsewhere.yaml with the reason."""
+    document = yaml.safe_load((Path(__file__).parent / "elsewhere.yaml").read_text(encoding="utf-8"))
+    return {command: reason for reason, group in document.items() for command in group}
+
+
+ELSEWHERE = _elsewhere()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,25 @@ class PageCommand:
     @property
     def reason(self) -> str:
         """Why it is not run; empty where it is."""
-        return next((why for begin, why in ELSEWHERE.items() if self.text.startswith(begin)), "")
+        return ELSEWHERE.get(self.text, "")
 
 
 def commands() -> Iterator[PageCommand]:
     """All of them, in the order of the pages."""
     for page in PAGES:
-        for block in _BLOCK.findall(page.read_text(encoding="utf-8")):
-            for line in block.replace("\\\n", " ").splitlines():
-                text = re.sub(r"\s+# .*$", "", line).strip()
-                if text and not text.startswith("#") and _OURS.search(text):
-                    yield PageCommand(page.relative_to(ROOT).as_posix(), text)
+        for text in commands_of(page.read_text(encoding="utf-8")):
+            yield PageCommand(page.relative_to(ROOT).as_posix(), text)
+
+
+def commands_of(page: str) -> Iterator[str]:
+    """Those in the blocks of a page's text, also of blocks in lists."""
+    for token in MarkdownIt().parse(page):
+        if token.type not in ("fence", "code_block"):
+            continue
+        prompt = "" if token.info.strip() in _SCRIPTS else "$ "
+        for line in token.content.replace("\\\n", " ").splitlines():
+            if not line.startswith(prompt):
+                continue
+            text = " ".join(re.sub(r"\s+# .*$", "", line.removeprefix(prompt)).split())
+            if text and not text.startswith("#") and _OURS.search(text):
+                yield text

@@ -26,17 +26,22 @@ TOPS = (
     "tests",
     "vcuda",
     ".ci",
+    ".github",
 )
 SUFFIXES = {
     "",
     ".c",
     ".cfg",
+    ".def",
     ".h",
     ".json",
     ".md",
     ".mk",
+    ".proto",
     ".py",
+    ".pyi",
     ".sh",
+    ".svg",
     ".toml",
     ".tpl",
     ".txt",
@@ -44,11 +49,20 @@ SUFFIXES = {
     ".yml",
 }
 OURS = r"gigaslice|vcuda"
-COMMAND = r"\b(?:pipx?3?|uv|uvx|easy_install)[\s*]+(?:tool\s+|pip\s+)?(?:install|wheel|run|download)\b"
+COMMAND = (
+    r"\b(?:(?:pipx?3?|uv|easy_install)[\s*]+(?:tool\s+|pip\s+)?(?:install|wheel|run|download)"
+    r"|uvx|pipx\s+run|(?:uv|poetry|pdm|rye|pixi|cargo)\s+add"
+    r"|(?:conda|mamba|micromamba|npm|cargo|brew|apt|apt-get|dnf|snap)\s+install"
+    r"|(?:docker|podman|nerdctl)\s+pull|helm\s+repo\s+add)(?=\s)"
+)
 INSTALL = re.compile(COMMAND + r"((?:[^\n`)]*\\\n|[ '\"]*\n)*[^\n`)]*)")
 """A command that installs, and its words; those of the next line too where this one ends early or in a backslash."""
-INDEX = re.compile(r"(?i)\b(?:test\.?)?pypi\b|\bpython ?package index\b|pythonhosted")
-"""Words that name an index. What the workflows must write is in .github, which is none of our texts."""
+INDEX = re.compile(
+    r"(?i)\b(?:test\.?)?pypi\b|\bpython ?package index\b|pythonhosted|\bnpmjs\b|\bcrates\.io\b|\bconda-forge\b"
+    r"|\bdocker ?hub\b|\bhub\.docker\b|\bdocker\.io/(?!library/python\b)|\bartifacthub\b"
+)
+"""Words that name an index; the base of our image is named as it is. What a workflow names (actions, its registry) is none
+of these."""
 SELF = '    "gigaslice[cluster,dataset,native,test]",\n'
 """The one line of pyproject.toml that may: pip takes it for the checkout that is being installed."""
 
@@ -118,6 +132,18 @@ def test_no_text_names_a_package_of_ours_in_an_index() -> None:
         "files.python" + "hosted.org",
         "the Python Package Index",
         "TestPyPI",
+        "uv add gigaslice",
+        "uvx gigaslice explain",
+        "poetry add gigaslice",
+        "pdm add 'vcuda'",
+        "conda install -c conda-forge gigaslice",
+        "mamba install gigaslice",
+        "docker pull gigaslice",
+        "helm repo add gigaslice https://example.com/charts",
+        "registry.npm" + "js.org",
+        "cra" + "tes.io",
+        "it is on Docker Hub",
+        "docker." + "io/gigaslice/gigaslice",
     ],
 )
 def test_it_would_be_noticed(text: str) -> None:
@@ -133,6 +159,8 @@ def test_it_would_be_noticed(text: str) -> None:
         "pip install nvidia-cuda-runtime nvidia-nvml-dev",
         'RUN pip install --requirement build.txt\nENTRYPOINT ["gigaslice"]',
         "helm install gigaslice deploy/helm/gigaslice",
+        "docker." + "io/library/python:3.12-slim-bookworm",
+        "uvx ruff check gigaslice/core",
     ],
 )
 def test_what_is_right_is_left_alone(text: str) -> None:
