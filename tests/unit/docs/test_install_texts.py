@@ -61,8 +61,8 @@ INDEX = re.compile(
     r"(?i)\b(?:test\.?)?pypi\b|\bpython ?package index\b|pythonhosted|\bnpmjs\b|\bcrates\.io\b|\bconda-forge\b"
     r"|\bdocker ?hub\b|\bhub\.docker\b|\bdocker\.io/(?!library/python\b)|\bartifacthub\b"
 )
-"""Words that name an index; the base of our image is named as it is. What a workflow names (actions, its registry) is none
-of these."""
+"""Words that name an index; the base of our image is named as it is. What a workflow names (actions, its registry)
+is none of these."""
 SELF = '    "gigaslice[cluster,dataset,native,test]",\n'
 """The one line of pyproject.toml that may: pip takes it for the checkout that is being installed."""
 

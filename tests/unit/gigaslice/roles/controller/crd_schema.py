@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks objects against the definitions that we ship as an API server does: schema first, then the CEL rules.
 
-What the real API server makes of the same objects is tested in tests/cluster. Where CEL cannot be evaluated, under Python
-3.10, a test whose object gets past the schema is skipped.
+What the real API server makes of the same objects is tested in tests/cluster. Where CEL cannot be evaluated, under
+Python 3.10, a test whose object gets past the schema is skipped.
 """
 
 from __future__ import annotations
