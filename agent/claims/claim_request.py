@@ -87,7 +87,7 @@ def claim_request(
 
     Raises:
         AbsentGpuError: A device is none of this node's GPUs.
-        NotExecutableError: A device has no memory.
+        NotExecutableError: A device has no memory, or none was counted where a part was asked for.
     """
     results = [result for result in claim.results if result.main in group]
     amounts: dict[str, tuple[int, int]] = {}
@@ -104,6 +104,12 @@ def claim_request(
             raise NotExecutableError(
                 f"claim {claim}: request {result.main} was given no memory of a GPU; write capacity.requests.memory in "
                 "it, or leave that out for a whole GPU"
+            )
+        if result.memory_bytes is None and result.request in claim.asking_capacity:
+            raise NotExecutableError(
+                f"claim {claim}: request {result.main} asks for a part of a GPU, and the scheduler has allocated a GPU "
+                "without counting parts; switch on its feature gate DRAConsumableCapacity, then delete the claim and "
+                "its pods, so that they are placed again"
             )
         size, cores = amounts.get(gpu.uuid, (0, 0))
         size += gpu.bytes_of(gpu.slices) if result.memory_bytes is None else result.memory_bytes

@@ -8,7 +8,7 @@ sentence. Devices and parameters of other drivers are left out: a claim may have
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -93,6 +93,8 @@ class ResourceClaim:
         configs: Parameters for our driver; what stands later wins.
         reserved_for: The pods that may use it.
         spec_requests: Names of its requests, whosever devices they are for.
+        asking_capacity: Those of them, and of their alternatives ("a/b"), that ask for an amount of what our devices
+            have.
         allocated: Whether devices were allocated at all.
         follows_pod: Whether its options are the annotations of its pod: it was made from a container's one line
             (annotation FOLLOWS_POD), and what an annotation says can change while the pod runs.
@@ -107,6 +109,7 @@ class ResourceClaim:
     configs: tuple[ClaimConfig, ...] = ()
     reserved_for: tuple[PodReference, ...] = ()
     spec_requests: tuple[str, ...] = ()
+    asking_capacity: frozenset[str] = frozenset()
     allocated: bool = False
     follows_pod: bool = False
 
@@ -136,6 +139,7 @@ class ResourceClaim:
         results = _objects("status.allocation.devices.results", devices.get("results"))
         ours = tuple(_result(where, result) for where, result in results if _driver(where, result) == DRIVER)
         configs = _objects("status.allocation.devices.config", devices.get("config"))
+        requests = _objects("spec.devices.requests", asked.get("requests"))
         return cls(
             namespace=_matched("metadata.namespace", metadata.get("namespace"), _LABEL),
             name=_name("metadata.name", metadata.get("name")),
@@ -150,8 +154,10 @@ class ResourceClaim:
                 if (pod := _pod(*entry)) is not None
             ),
             spec_requests=tuple(
-                _matched(f"{where}.name", request.get("name"), _LABEL)
-                for where, request in _objects("spec.devices.requests", asked.get("requests"))
+                _matched(f"{where}.name", request.get("name"), _LABEL) for where, request in requests
+            ),
+            asking_capacity=frozenset(
+                name for where, request in requests for name in _asking_capacity(where, request)
             ),
             allocated=bool(allocation),
             follows_pod=_object("metadata.annotations", metadata.get("annotations")).get(FOLLOWS_POD)
@@ -202,6 +208,21 @@ def _amount(where: str, quantity: object) -> int:
     if amount < 0:
         raise ValueError(f"{where}: {_shown(quantity)} is no amount")
     return amount
+
+
+def _asking_capacity(where: str, request: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the request, or its alternatives, as results name them, where some memory or cores are asked for."""
+    name = _text(f"{where}.name", request.get("name"))
+    exactly = _object(f"{where}.exactly", request.get("exactly"))
+    asked = [(name, f"{where}.exactly", exactly)] + [
+        (f"{name}/{_text(f'{place}.name', alternative.get('name'))}", place, alternative)
+        for place, alternative in _objects(f"{where}.firstAvailable", request.get("firstAvailable"))
+    ]
+    for asked_name, place, document in asked:
+        capacity = _object(f"{place}.capacity", document.get("capacity"))
+        amounts = _object(f"{place}.capacity.requests", capacity.get("requests"))
+        if any(key in amounts for own in (MEMORY, CORES) for key in (own, f"{DRIVER}/{own}")):
+            yield asked_name
 
 
 def _config(where: str, config: Mapping[str, Any]) -> ClaimConfig | None:

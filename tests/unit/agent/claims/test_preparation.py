@@ -266,6 +266,16 @@ def test_a_part_of_a_gpu_is_not_made_exclusive_by_an_annotation(make_node, gib, 
             ),
             "25 slices of GPU-",
         ),
+        (
+            lambda node, one: node.claims.put(
+                replace(
+                    one,
+                    results=(replace(one.results[0], memory_bytes=None, share_id=""),),
+                    asking_capacity=frozenset({"gpu"}),
+                )
+            ),
+            "switch on its feature gate DRAConsumableCapacity",
+        ),
         (lambda node, one: setattr(node.claims, "failure", ValueError("metadata: none")), "makes no sense"),
         (lambda node, one: node.cluster.put(claiming("train", ending=True)), "not reserved for a pod"),
     ],

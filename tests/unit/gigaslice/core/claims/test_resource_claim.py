@@ -62,6 +62,19 @@ def test_a_claim_that_is_not_allocated_has_nothing():
     assert (read.results, read.reserved_for, read.allocated, read.ending) == ((), (), False, True)
 
 
+def test_which_requests_ask_for_an_amount():
+    document = claim(requests=("whole", "part", "either"))
+    whole, part, either = document["spec"]["devices"]["requests"]
+    whole["exactly"]["capacity"] = {"requests": {"nic.example.com/memory": "1Gi"}}
+    part["exactly"]["capacity"] = {"requests": {"memory": "8Gi"}}
+    del either["exactly"]
+    either["firstAvailable"] = [
+        {"name": "some", "capacity": {"requests": {"gigaslice.io/cores": "50"}}},
+        {"name": "all"},
+    ]
+    assert ResourceClaim.parse(document).asking_capacity == {"part", "either/some"}
+
+
 @pytest.mark.parametrize(
     ("consumed", "memory", "cores"),
     [
