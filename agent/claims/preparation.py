@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from agent.accounting.presence import Presence, find_mounted
@@ -30,6 +30,7 @@ from agent.claims.claim_request import AbsentGpuError, ClaimRequest, claim_reque
 from agent.claims.earlier_allocations import EarlierAllocations, StillUsedError
 from agent.claims.messages import ClaimName, PrepareAnswer, PreparedDevice
 from agent.claims.refusals import Over, Refusals, after, never, succeeds
+from agent.claims.reserved_pods import NotReservedError, ReservedPods, UnsureError
 from agent.persistence.store import Store
 from agent.providers.container_edits import ContainerEdits, gpu_edits, quota_mounts
 from gigaslice.core.allocation.table import Allocation
@@ -123,6 +124,7 @@ class ClaimPreparation:
         self._earlier = EarlierAllocations(store, service, present, answers_gpus=visible_devices == "cdi")
         self._events = ClaimEvents(cluster)
         self._calls: dict[str, _Calls] = {}
+        self._pods = ReservedPods(cluster)
         self._log = get_logger("claims")
 
     async def prepare(self, name: ClaimName, remaining: float | None) -> PrepareAnswer:
@@ -151,8 +153,13 @@ class ClaimPreparation:
             self._log.info("claim not prepared", claim=str(name), uid=name.uid, detail=answer.error)
         else:
             self.refusals.done(name.uid)
+            self._pods.prepared(name.uid)
             self.answered[name.namespace, name.name] = name.uid
         return answer
+
+    def unprepared(self, uid: str) -> None:
+        """Notes that the kubelet gives a claim up. What is asked for it from now on may be late."""
+        self._pods.unprepared(uid)
 
     def preparing(self, uid: str) -> bool:
         """Whether a claim is being prepared now."""
@@ -169,7 +176,7 @@ class ClaimPreparation:
         pods: tuple[Pod, ...] = ()
         try:
             claim = await self._read(name, until)
-            pods = await self._pods(claim)
+            pods = await self._pods.of(claim)
             if pods and all(pod.ending or pod.terminal for pod in pods):
                 raise _RefusedError(f"claim {name}: {_NOT_RESERVED}")
             allocations = await self._allocations(claim, pods)
@@ -179,9 +186,12 @@ class ClaimPreparation:
             for allocation in allocations:
                 if not await self._checks.recorded(allocation.id):
                     return PrepareAnswer(error="the claim was unprepared meanwhile; asked again by itself")
-        except (_RefusedError, ImpossibleError) as error:
+        except (_RefusedError, NotReservedError, ImpossibleError) as error:
             self.refusals.because(name.uid, self._over(name.uid, error))
             self._events.impossible(pods, str(error))
+            return PrepareAnswer(error=str(error))
+        except UnsureError as error:
+            self.refusals.because(name.uid, after(_AGAIN_SECONDS))
             return PrepareAnswer(error=str(error))
         except ApiFailure as failure:
             self.refusals.because(name.uid, after(_AGAIN_SECONDS))
@@ -218,27 +228,6 @@ class ClaimPreparation:
                 "GPU for monitoring; leave adminAccess out"
             )
         return claim
-
-    async def _pods(self, claim: ResourceClaim) -> tuple[Pod, ...]:
-        """Returns the pods that a claim is reserved for, as far as they are known; none where more may be known later.
-
-        At least one that has not ended is waited for: the kubelet has seen it, and the watch may be behind.
-        """
-        uids = {reference.uid for reference in claim.reserved_for}
-
-        def reserved(pods: Mapping[tuple[str, str], Pod]) -> tuple[Pod, ...]:
-            return tuple(pod for pod in pods.values() if pod.namespace == claim.namespace and pod.uid in uids)
-
-        def some_missing(pods: tuple[Pod, ...]) -> bool:
-            return len(pods) < len(uids) and all(pod.ending or pod.terminal for pod in pods)
-
-        pods = reserved(self._cluster.pods)
-        if some_missing(pods) and self._cluster.expected:
-            await self._cluster.news(0.2)
-            pods = reserved(self._cluster.pods)
-            if some_missing(pods):
-                pods = reserved(await self._cluster.read(_READ_SECONDS) or {})
-        return pods
 
     async def _allocations(self, claim: ResourceClaim, pods: Sequence[Pod]) -> tuple[Allocation, ...]:
         """Returns the allocations of a claim, made now or before, with all their files."""

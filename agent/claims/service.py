@@ -29,6 +29,8 @@ class Claims:
 
     async def unprepare(self, claims: Sequence[ClaimName]) -> Mapping[str, str]:
         """Unprepares claims. Returns why not, by UID."""
+        for name in claims:
+            self._preparation.unprepared(name.uid)
         return {name.uid: await self._unprepare(name) for name in claims}
 
     async def _unprepare(self, name: ClaimName) -> str:

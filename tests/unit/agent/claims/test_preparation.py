@@ -278,6 +278,7 @@ def test_a_part_of_a_gpu_is_not_made_exclusive_by_an_annotation(make_node, gib, 
         ),
         (lambda node, one: setattr(node.claims, "failure", ValueError("metadata: none")), "makes no sense"),
         (lambda node, one: node.cluster.put(claiming("train", ending=True)), "not reserved for a pod"),
+        (lambda node, one: node.cluster.pods.clear(), "reserved for no pod that exists"),
     ],
 )
 def test_what_cannot_be_is_said_and_leaves_nothing(node, change, sentence):
@@ -296,6 +297,43 @@ def test_a_late_call_after_the_end_of_its_pods_prepares_nothing(node):
     run(node.unprepare(one))
     assert run(node.prepare(one))[0].error
     assert not node.store.table.allocations
+
+
+def test_a_late_call_for_a_pod_that_is_gone_makes_nothing(node, monkeypatch):
+    """The pod's object is gone, the claim is still reserved for it, and the watch has not shown either."""
+    one = node.reserve(claim("c", result(0, 4)), claiming("train"))
+    run(node.prepare(one))
+    node.cluster.put(claiming("train", ending=True))
+    run(node.unprepare(one))
+    node.cluster.put(claiming("train"))
+
+    async def read(timeout):
+        del timeout
+        return {}
+
+    monkeypatch.setattr(node.cluster, "read", read)
+    assert "reserved for no pod that exists" in run(node.prepare(one))[0].error
+    assert not node.store.table.allocations and not node.cdi.claims()
+    monkeypatch.undo()
+    assert not run(node.prepare(one))[0].error, "a later pod of a shared claim"
+
+
+def test_a_claim_that_is_being_deleted_waits_for_whose_it_is(node, monkeypatch):
+    one = node.reserve(claim("c", result(0, 4), ending=True), claiming("train"))
+
+    async def unread(timeout):
+        del timeout
+
+    monkeypatch.setattr(node.cluster, "read", unread)
+
+    async def story():
+        (answer,) = await node.prepare(one)
+        assert "is being deleted" in answer.error and not node.store.table.allocations
+        assert not await node.preparation.would_start(one.uid)
+        monkeypatch.undo()
+        assert not (await node.prepare(one))[0].error, "the pod was bound before the deletion"
+
+    run(story())
 
 
 def test_an_api_server_that_is_away_is_asked_again_while_somebody_waits(node, monkeypatch):
