@@ -18,6 +18,7 @@
 #include "directory.h"
 #include "head.h"
 #include "log.h"
+#include "mounts.h"
 #include "plain.h"
 #include "text.h"
 
@@ -142,6 +143,12 @@ static void name_files(struct config *out) {
 int config_read(struct config *out, char *why) {
   memset(out, 0, sizeof *out);
   if (container_page_exists()) {
+    if (mounts_count_pages(VC_ROOT "/allocations") > 1) {
+      snprintf(why, CONFIG_WHY, "this container was given GPU memory twice, by two claims or by requests of one claim that "
+               "other containers have apart, and can have one quota; put the requests into one claim, or give them to "
+               "different containers");
+      return VC_EINVAL;
+    }
     out->kind = CONFIG_CONTAINER;
     text_join(out->directory, sizeof out->directory, VC_ROOT, "", "");
     name_files(out);

@@ -46,7 +46,8 @@ int config_at_load(char **environment);
 /* VCUDA_REFUSALS, which is read in containers too, like VCUDA_LOG: whether the first refusal has a line on stderr. */
 int config_tells_refusals(void);
 
-/* VC_EINVAL: a variable makes no sense; WHY (CONFIG_WHY bytes) says which, and what to write instead. */
+/* VC_EINVAL: a variable makes no sense, or a container was given two quotas; WHY (CONFIG_WHY bytes) says which, and what to
+ * write instead. */
 int config_read(struct config *out, char *why);
 
 /* What the two variables ask for. */

@@ -90,7 +90,7 @@ $(SHIPPED)/libvcuda.so: $(BUILD)/libvcuda.so
 
 # --- unit tests: everything but init.c, so that no test has hooks in its own process ----------------------------
 NATIVE_TEST_SOURCES := $(wildcard tests/native/*.c)
-NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native/shm/*.c native/table/*.c) $(addprefix native/cuda/,format.c ranges.c stream_state.c stream_poll.c stream_table.c) native/config.c native/directory.c native/head.c)
+NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native/shm/*.c native/table/*.c) $(addprefix native/cuda/,format.c ranges.c stream_state.c stream_poll.c stream_table.c) native/config.c native/directory.c native/head.c native/mounts.c)
 
 # $(1) flavour, $(2) extra compiler flags
 define native_tests

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "COMMAND_FILE",
+    "CONTAINER_ALLOCATIONS",
     "CONTAINER_DIR",
     "CONTAINER_LEDGER",
     "CONTAINER_LIBRARY_DIR",
@@ -40,6 +41,7 @@ CONTAINER_LIMITS = "/etc/vcuda/limits"
 CONTAINER_LEDGER = "/etc/vcuda/ledger"
 CONTAINER_PRELOAD = "/etc/ld.so.preload"
 CONTAINER_LIBRARY_DIR = "/usr/local/lib/vcuda"
+CONTAINER_ALLOCATIONS = "/etc/vcuda/allocations"  # of claims: the page once more, by the name of its allocation
 
 # Names inside the directory of one allocation, on the host or of vcuda run.
 LIMITS_FILE = "limits"

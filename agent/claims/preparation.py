@@ -32,7 +32,7 @@ from agent.claims.messages import ClaimName, PrepareAnswer, PreparedDevice
 from agent.claims.refusals import Over, Refusals, after, never, succeeds
 from agent.claims.reserved_pods import NotReservedError, ReservedPods, UnsureError
 from agent.persistence.store import Store
-from agent.providers.container_edits import ContainerEdits, gpu_edits, quota_mounts
+from agent.providers.container_edits import ContainerEdits, Mount, gpu_edits, quota_mounts
 from gigaslice.core.allocation.table import Allocation
 from gigaslice.core.claims.consumers import claim_consumers, claim_groups, misuse
 from gigaslice.core.claims.names import device_name
@@ -43,6 +43,7 @@ from gigaslice.core.errors import GigasliceError
 from gigaslice.core.model import AnnotationRights, Pod, SliceUnit, parse_options
 from gigaslice.kubeapi.failures import ApiFailure
 from gigaslice.runtime.logs import get_logger
+from vcuda import contract
 
 __all__ = ["ClaimPreparation", "edits_of"]
 
@@ -380,6 +381,15 @@ class ClaimPreparation:
 
 
 def edits_of(store: Store, allocation: Allocation, visible_devices: str) -> ContainerEdits:
-    """Returns what a container gets that uses an allocation."""
-    mounts = quota_mounts(store.dirs.path(allocation.id), store.library_dir)
+    """Returns what a container gets that uses an allocation.
+
+    No call comes for a later container that has the allocations of two claims, and of files at one path the runtime
+    mounts the last. So the page is there under the allocation's name too, and the library refuses to serve two.
+    """
+    directory = store.dirs.path(allocation.id)
+    by_name = f"{contract.CONTAINER_ALLOCATIONS}/{allocation.id}"
+    mounts = (
+        *quota_mounts(directory, store.library_dir),
+        Mount(by_name, str(directory / contract.LIMITS_FILE)),
+    )
     return gpu_edits(allocation.id, tuple(allocation.quota()), visible_devices, mounts)

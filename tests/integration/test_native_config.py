@@ -121,6 +121,24 @@ def test_a_directory_where_a_file_should_be_is_no_absence_of_limits(container, m
     assert refusal(place.client("20GiB")).startswith("vcuda: ")
 
 
+def test_a_container_with_the_pages_of_two_claims_is_refused(container):
+    """What the runtime mounted last is at the page's own path; under the allocations' names there are both."""
+    place, directory = container
+    mount(place, directory, GIB, GIB)
+    page = (directory / "limits").read_bytes()
+    pages = directory / "allocations"
+    pages.mkdir()
+    (pages / "0123").write_bytes(page)
+    (pages / "of-an-image-made-of-a-container").touch()
+    (pages / "directory").mkdir()
+    with place.client() as client:
+        client.ready()
+        assert client.do("total a", 0).first == GIB
+    (pages / "4567").write_bytes(page)
+    errors = refusal(place.client("20GiB"))
+    assert "by two claims" in errors and "put the requests into one claim" in errors
+
+
 def test_the_mounted_page_cannot_be_loosened_by_the_environment(container):
     place, directory = container
     mount(place, directory, GIB, GIB)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from gigaslice.core.allocation.consumer import Consumer, ContainerRef
 from gigaslice.core.model import ContainerKind, Pod, PodContainer
 
-__all__ = ["claim_consumers", "claim_groups", "misuse", "pods_by_claim"]
+__all__ = ["claim_consumers", "claim_groups", "misuse", "pods_by_claim", "two_claims_sentence"]
 
 
 def pods_by_claim(pods: Iterable[Pod]) -> dict[tuple[str, str], list[Pod]]:
@@ -98,10 +98,7 @@ def misuse(pod: Pod, claim: str, groups: Iterable[Sequence[str]], other_claims: 
         mine = set(requests_of(named, everything))
         twice = sorted(name for name, users in others.items() if container.name in users)
         if twice:
-            return (
-                f"container {container.name} has GPU memory of {' and '.join([claim, *twice])}, and a container can "
-                "have that of one claim; put the requests into one claim, or give them to different containers"
-            )
+            return two_claims_sentence(container.name, [claim, *twice])
         for group in groups:
             own = [request for request in group if request in mine]
             missing = [request for request in group if request not in mine]
@@ -111,6 +108,14 @@ def misuse(pod: Pod, claim: str, groups: Iterable[Sequence[str]], other_claims: 
                     f"has {' and '.join(missing)} with it as one quota; name the same requests in both, or none"
                 )
     return None
+
+
+def two_claims_sentence(container: str, claims: Iterable[str]) -> str:
+    """Returns why a container cannot have devices of ours of several claims, and what to write instead."""
+    return (
+        f"container {container} has GPU memory of {' and '.join(claims)}, and a container can have that of one claim; "
+        "put the requests into one claim, or give them to different containers"
+    )
 
 
 def _names(users: Iterable[tuple[PodContainer, frozenset[str]]]) -> set[str]:

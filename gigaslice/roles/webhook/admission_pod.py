@@ -24,7 +24,7 @@ from gigaslice.core.kube.pod_fields import (
     objects_in,
     text_in,
 )
-from gigaslice.core.model.pod import ContainerKind, Pod, PodContainer
+from gigaslice.core.model.pod import ClaimUse, ContainerKind, Pod, PodContainer
 
 __all__ = ["AdmissionPod", "ContainerRequest", "NamedClaim", "read_admission_pod"]
 
@@ -44,6 +44,7 @@ class ContainerRequest:
         only_requested: Names of `counts` that stand under requests alone, which Kubernetes takes for none of ours.
         requested: Names of `counts` that stand under requests.
         has_claims: Whether the container has a list of claims, be it an empty one.
+        claims: What it has of the pod's claims to devices.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ContainerRequest:
     only_requested: frozenset[str] = frozenset()
     requested: frozenset[str] = frozenset()
     has_claims: bool = False
+    claims: tuple[ClaimUse, ...] = ()
 
     @property
     def classes(self) -> dict[str, int | None]:
@@ -173,6 +175,7 @@ def _container(fields: ContainerFields) -> ContainerRequest:
     asked = {**fields.requests, **fields.limits}
     counts = {name: count_of(quantity) for name, quantity in asked.items() if _WORD in name}
     text_in(fields.document, "restartPolicy", f"{fields.path}.")
+    resources, parent = object_in(fields.document, "resources"), f"{fields.path}.resources."
     return ContainerRequest(
         name=text_in(fields.document, "name", f"{fields.path}."),
         kind=fields.kind,
@@ -181,10 +184,14 @@ def _container(fields: ContainerFields) -> ContainerRequest:
         has_requests=fields.has_requests,
         only_requested=frozenset(counts.keys() - fields.limits.keys()),
         requested=frozenset(counts.keys() & fields.requests.keys()),
-        has_claims=object_in(fields.document, "resources").get("claims") is not None,
+        has_claims=resources.get("claims") is not None,
+        claims=tuple(
+            ClaimUse(*(text_in(use, key, f"{parent}claims[{number}].") for key in ("name", "request")))
+            for number, use in enumerate(objects_in(resources, "claims", parent))
+        ),
     )
 
 
 def _pod_container(container: ContainerRequest) -> PodContainer:
     readable = {name: count for name, count in container.counts.items() if count}
-    return PodContainer(container.name, container.kind, readable)
+    return PodContainer(container.name, container.kind, readable, container.claims)

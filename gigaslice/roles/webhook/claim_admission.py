@@ -8,8 +8,9 @@ What cannot be made is a refusal that says so: a pod without its template would 
 Whoever reaches the port can ask, for the API server has no credentials for webhooks unless it was given some. So a
 namespace has a bounded number of templates that no pod names yet: what a stranger has made goes before more is made.
 
-Pods that name claims of their own are looked at too, where they also ask by resources. Another's DeviceClass may lead
-to our devices under a name of its own; that container is refused on its node.
+Pods that name claims of their own are looked at too: where they also ask by resources, and where a container has
+several claims. What cannot be read then refuses nothing, for most such pods are other drivers'. Another's DeviceClass
+may lead to our devices under a name of its own; that container is refused on its node.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from gigaslice.core.kube.fields import object_at, objects_at
 from gigaslice.core.text import plain
 from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, KubeClient, object_path
 from gigaslice.roles.webhook.admission_pod import AdmissionPod, NamedClaim
+from gigaslice.roles.webhook.claim_conflicts import claims_together, claims_twice, our_requests
 from gigaslice.roles.webhook.claim_plan import plan_claims, without_resources
 from gigaslice.roles.webhook.facts import AdmissionFacts
 from gigaslice.roles.webhook.namespace_rules import NamespaceRules, namespace_rules, parse_labels, parse_quota
@@ -103,6 +105,10 @@ class ClaimAdmission:
 
     async def validate(self, review: PodReview, facts: AdmissionFacts) -> ReviewAnswer:
         """Checks a pod as it is going to be stored."""
+        if review.pod is not None and (together := claims_together(review.pod)):
+            requests = await self._requests_of_ours(review.namespace, together)
+            if sentences := claims_twice(review.pod, requests):
+                return refusal(sentences)
         return await self._answer(review, facts, answer_validate, _left_over)
 
     async def _answer(
@@ -222,16 +228,34 @@ class ClaimAdmission:
         """The claims of a pod that are of our driver, by what their requests say. Raises ApiFailure."""
         own = []
         for claim in claims:
-            if is_template_name(claim.template):
+            named = bool(claim.template or claim.claim)
+            if is_template_name(claim.template) or (
+                named and await self._is_ours(_path_of(namespace, claim))
+            ):
                 own.append(claim.name)
-            elif claim.template or claim.claim:
-                kind = "resourceclaimtemplates" if claim.template else "resourceclaims"
-                path = object_path(
-                    *_RESOURCE_API, "namespaces", namespace, kind, claim.template or claim.claim
-                )
-                if await self._is_ours(path):
-                    own.append(claim.name)
         return own
+
+    async def _requests_of_ours(
+        self, namespace: str, claims: Iterable[NamedClaim]
+    ) -> dict[str, frozenset[str]]:
+        """The requests for devices of ours of a pod's claims, by what it calls these, as far as that can be read."""
+
+        async def read(claim: NamedClaim) -> frozenset[str]:
+            if not claim.template and not claim.claim:
+                return frozenset()
+            try:
+                document: Mapping[str, Any] = await self._api.get(_path_of(namespace, claim))
+            except ApiFailure:
+                return frozenset()
+            spec = object_at(document, "spec")
+            return our_requests(object_at(spec, "spec") if claim.template else spec)
+
+        listed = list(claims)
+        try:
+            found = await within(asyncio.gather(*map(read, listed)), self._seconds)
+        except asyncio.TimeoutError:
+            return {}
+        return {claim.name: requests for claim, requests in zip(listed, found, strict=True)}
 
     async def _is_ours(self, path: str) -> bool:
         try:
@@ -241,6 +265,11 @@ class ClaimAdmission:
                 return False  # it may come later; the node refuses the container then
             raise
         return DRIVER in json.dumps(document.get("spec"))
+
+
+def _path_of(namespace: str, claim: NamedClaim) -> str:
+    kind = "resourceclaimtemplates" if claim.template else "resourceclaims"
+    return object_path(*_RESOURCE_API, "namespaces", namespace, kind, claim.template or claim.claim)
 
 
 async def _left_over(review: PodReview, pod: AdmissionPod, facts: AdmissionFacts) -> ReviewAnswer:

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.fakes.kubeapi.device_documents import request_document
 from tests.fakes.kubelet import ContainerSpec
 from tests.fakes.nodes import GIB
 from tests.integration.agent.conftest import gpu_limits, wait_until
 from tests.integration.claims.node import gpus_of
 from tests.native.running import SUCCESS
+from vcuda import contract
 
 
 def test_a_claim_becomes_the_limits_of_its_container_and_ends_with_the_pod(begin):
@@ -70,3 +73,22 @@ def test_a_container_without_the_claim_has_nothing_of_it(begin):
     pod = claims.run("p", containers=containers, memory="2Gi")
     assert gpu_limits(pod.container("main"))[0].memory_bytes == 2 * GIB
     assert not pod.container("log").started.mounts
+
+
+def test_a_later_pod_with_two_shared_claims_has_the_pages_of_both(begin):
+    """The kubelet calls once for each claim, so this one starts without a call; its library sees two quotas."""
+    claims = begin(gpus=1)
+    for name in ("one", "two"):
+        claims.claim(name, request_document(memory="4Gi"))
+        claims.run(f"first-{name}", claims.named(name))
+    calls = len(claims.kubelet.claims.names("NodePrepareResources"))
+    both = tuple(replace(claims.named(name)[0], name=name) for name in ("one", "two"))
+    pod = claims.run("both", both)
+    assert len(claims.kubelet.claims.names("NodePrepareResources")) == calls
+    targets = [mount.target for mount in pod.container().started.mounts]
+    pages = [target for target in targets if target.startswith(f"{contract.CONTAINER_ALLOCATIONS}/")]
+    assert len(pages) == 2 and targets.count(contract.CONTAINER_LIMITS) == 1
+    wait_until(
+        lambda: any("can have that of one claim" in said["message"] for said in claims.api.events()),
+        "the sentence",
+    )

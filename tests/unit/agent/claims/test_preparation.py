@@ -58,6 +58,8 @@ def test_a_claim_becomes_an_allocation_with_its_page_and_its_file(node):
     environment, mounts = files(node, one.uid)[f"{one.uid}.gpu"]
     assert environment == [f"NVIDIA_VISIBLE_DEVICES={uuid(1)}"]
     assert mounts[contract.CONTAINER_LIMITS].endswith(f"{allocation.id}/limits")
+    by_name = mounts[f"{contract.CONTAINER_ALLOCATIONS}/{allocation.id}"]
+    assert by_name == mounts[contract.CONTAINER_LIMITS], "which no other claim's mount hides"
     assert allocation.name == "default/train/main"
 
 

@@ -52,6 +52,9 @@ def test_what_is_missing_or_null_is_empty(document):
      "spec.containers[0].resources.limits must be an object"),
     ({"spec": {"containers": [{"resources": {"requests": "1"}}]}},
      "spec.containers[0].resources.requests must be an object"),
+    ({"spec": {"containers": [{"resources": {"claims": {}}}]}}, "spec.containers[0].resources.claims must be a list"),
+    ({"spec": {"containers": [{"resources": {"claims": [{"name": "a"}, {"request": 1}]}}]}},
+     "spec.containers[0].resources.claims[1].request must be a text"),
 ])  # fmt: skip
 def test_a_field_of_another_type_is_refused_by_its_name(document, sentence):
     with pytest.raises(FieldError) as refused:

@@ -278,3 +278,100 @@ def test_a_pod_that_also_has_a_claim_of_ours_is_refused(claim, there, sentence):
         assert site.posts == (not sentence)
 
     asyncio.run(story())
+
+
+# --- several claims in a container -----------------------------------------------------------------------------
+
+_API = "/apis/resource.k8s.io/v1/namespaces/team"
+_TEMPLATED = f"{_API}/resourceclaimtemplates"
+
+
+def devices(**requests: Any) -> Any:
+    """A claim's spec: the class of each request, or those of its alternatives."""
+    return {
+        "devices": {
+            "requests": [
+                {"name": name, "exactly": {"deviceClassName": given}}
+                if isinstance(given, str)
+                else {
+                    "name": name,
+                    "firstAvailable": [{"name": one, "deviceClassName": one} for one in given],
+                }
+                for name, given in requests.items()
+            ]
+        }
+    }
+
+
+VGPU, NIC = "vgpu.gigaslice.io", "nic.example.com"
+A = {"name": "a", "resourceClaimName": "one"}
+B = {"name": "b", "resourceClaimTemplateName": "two"}
+
+
+def having(*uses: str) -> Any:
+    """A container with such claims, or requests of them: "a", "a/gpu"."""
+    named = [dict(zip(("name", "request"), use.split("/"), strict=False)) for use in uses]
+    return {"resources": {"claims": named}}
+
+
+@pytest.mark.parametrize("first, second, uses, refused", [
+    (devices(gpu=VGPU), devices(gpu=VGPU), ("a", "b"), True),
+    (devices(gpu=VGPU, nic=NIC), devices(gpu=VGPU), ("a/gpu", "b/gpu"), True),
+    (devices(gpu=VGPU, nic=NIC), devices(gpu=VGPU), ("a/nic", "b/gpu"), False),
+    (devices(gpu=VGPU), devices(nic=NIC), ("a", "b"), False),
+    (devices(gpu=VGPU), devices(gpu=[VGPU, "half.gigaslice.io"]), ("a", "b"), True),
+    (devices(gpu=VGPU), devices(gpu=[VGPU, "gpu.nvidia.com"]), ("a", "b"), False),
+    (devices(gpu=VGPU), devices(gpu="notgigaslice.io"), ("a", "b"), False),
+    (devices(gpu=VGPU), None, ("a", "b"), False), (None, devices(gpu=VGPU), ("a", "b"), False),
+    (devices(gpu=VGPU), devices(gpu=VGPU), ("a",), False),
+])  # fmt: skip
+@pytest.mark.parametrize("claims", [True, False])
+def test_a_container_with_two_claims_of_ours_is_refused_where_that_is_certain(
+    first, second, uses, refused, claims
+):
+    async def story() -> None:
+        site = Site(NamespaceRules(claims=claims))
+        for path, spec in ((f"{_API}/resourceclaims/one", first), (f"{_TEMPLATED}/two", second)):
+            if spec is not None:
+                whole = {"spec": {"spec": spec}} if path.startswith(_TEMPLATED) else {"spec": spec}
+                site.server.objects[path] = whole
+        answer = await site.answer(pod(having(*uses), resourceClaims=[A, B]), "validate")
+        assert answer["allowed"] is not refused
+        if refused:
+            assert answer["status"]["code"] == 422
+            assert answer["status"]["message"] == (
+                "container c0 has GPU memory of a and b, and a container can have that of one claim; put the requests "
+                "into one claim, or give them to different containers"
+            )
+
+    asyncio.run(story())
+
+
+def test_claims_of_different_containers_and_one_claim_under_two_names_are_taken():
+    async def story() -> None:
+        site = Site()
+        site.server.objects[f"{_API}/resourceclaims/one"] = {"spec": devices(gpu=VGPU)}
+        site.server.objects[f"{_TEMPLATED}/two"] = {"spec": {"spec": devices(gpu=VGPU)}}
+        apart = pod(having("a"), having("b"), resourceClaims=[A, B])
+        assert (await site.answer(apart, "validate"))["allowed"] and site.server.asked == []
+        same = pod(having("a", "b"), resourceClaims=[A, {**A, "name": "b"}])
+        assert (await site.answer(same, "validate"))["allowed"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("way", ["fails", "is silent"])
+def test_an_api_server_that_does_not_say_whose_claims_these_are_refuses_no_pod(way):
+    async def story() -> None:
+        site = Site(seconds=0.05)
+        if way == "is silent":
+            site.server.delay = 5.0
+
+        async def get(path: str) -> Any:
+            raise ApiFailure("forbidden", 403)
+
+        if way == "fails":
+            site.server.get = get  # type: ignore[method-assign]
+        assert (await site.answer(pod(having("a", "b"), resourceClaims=[A, B]), "validate"))["allowed"]
+
+    asyncio.run(story())
