@@ -79,7 +79,7 @@ class ClaimsEndpoint(Endpoint):
             self._front.say(Kind.NOTIFIED, number, self.status)
         self._front.wake()
 
-    def prepare_handover(self) -> None:
+    def handed_over(self) -> None:
         """Both sockets go to the successor as they are."""
 
     def _poll(self) -> None:

@@ -122,8 +122,21 @@ class Endpoint(ABC):
         self.lock.release()
 
     @abstractmethod
-    def prepare_handover(self) -> None:
-        """A successor is about to be given what is open."""
+    def handed_over(self) -> None:
+        """A successor has what is open."""
+
+    def resume(self) -> None:
+        """Goes on with what a successor was to be given and has not taken."""
+        for port in self.ports:
+            port.resume()
+        if self.lock.descriptor is not None:
+            self.lock.adopt(self.lock.descriptor)  # whose holder the file names
+
+    def abandon(self) -> None:
+        """Gives up what was adopted: the process before keeps it."""
+        for port in self.ports:
+            port.abandon()
+        self.lock.release()
 
     def adopt_lock(self, fd: int) -> None:
         """Goes on with the lock that another process took."""

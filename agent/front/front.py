@@ -147,6 +147,13 @@ class Front:
             if call.endpoint is endpoint and call.until is not None and call.until < before:
                 self._fail(number, _AWAY.format(endpoint.name))
 
+    def abandon(self, endpoint: Endpoint) -> None:
+        """Gives up ENDPOINT, which was adopted from another process and is that one's again."""
+        self.calls = {number: call for number, call in self.calls.items() if call.endpoint is not endpoint}
+        self.pending &= self.calls.keys()
+        endpoint.abandon()
+        self.endpoints.pop(endpoint.key, None)
+
     def drop(self, endpoint: Endpoint) -> None:
         """Ends ENDPOINT, and the calls of it."""
         for number, call in list(self.calls.items()):

@@ -3,8 +3,10 @@
 
 The successor starts beside the one that serves, gets ready, and connects to a socket in the state directory. When
 the older one is asked to end, its agent ends first; then connections, the state of HTTP/2 on them, unanswered calls
-and lock files are sent over that socket. Where any of it fails the older one closes what it has, and the
-successor begins from nothing, as after a crash.
+and lock files are sent over that socket. The successor says that it has taken them before it reads or writes any of
+them, and the older one confirms that. Until then all is the older one's: where the successor ends, or fails, it closes
+its copies without a word, and the older one serves on (`agent.front.supervise`). Only where the older one has ended
+without a confirmation does the successor keep what it has been given.
 
 Getting ready takes seconds on a busy machine. A successor announces itself when it begins with that, on a connection of
 its own that it only holds open: an older one that is asked to end serves on meanwhile, for AWAIT_SECONDS at most. Where
@@ -26,11 +28,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from agent.front.announcement import COMING
 from agent.front.claims_endpoint import ClaimsEndpoint
 from agent.front.front import Front
 from agent.front.handover_state import MOST_DESCRIPTORS, adopt, export
 
-__all__ = ["AWAIT_SECONDS", "HANDOVER", "Announcement", "Predecessor", "SuccessorListener"]
+__all__ = ["AWAIT_SECONDS", "HANDOVER", "Predecessor", "SuccessorListener"]
 
 HANDOVER = "handover.sock"
 """Where a front hands over to the next, in the state directory."""
@@ -40,14 +43,16 @@ _GREETING = b"gigaslice front 2\n"  # another number where the form of what is h
 _OLDER_GREETING = (
     b"gigaslice front 1\n"  # of versions that serve no claims: descriptors of those would never be closed
 )
-_COMING = b"gigaslice comes 1\n"  # as long; an older version refuses it, and ends without waiting
 _TAKEN = b"taken\n"
+_YOURS = b"yours\n"  # the answer to it; an older version ends without one
+_LEAVING = b"leaves\n"  # of a successor that waits and is asked to end itself
 _LENGTH = struct.Struct("!I")
 _MOST_BYTES = 256 << 20
 _PATIENCE = 5.0
 _AGAIN_SECONDS = 0.1
 _MOST_SILENT = 16
 _ANNOUNCE_AGAIN_SECONDS = 1.0
+_FAILED_SECONDS = 1.0  # until the front before is asked again for what could not be taken
 _CREDENTIALS = struct.Struct("=iII")
 
 
@@ -60,6 +65,7 @@ class SuccessorListener:
         self._path: Path | None = None
         self._successor: socket.socket | None = None
         self._takes_claims = False  # the successor
+        self._left = False  # the last successor, when it was asked to end
         self._announced: socket.socket | None = None
         self._silent: list[socket.socket] = []  # connections that have not said yet what they are
 
@@ -67,6 +73,11 @@ class SuccessorListener:
     def ready(self) -> bool:
         """Whether a successor waits to go on."""
         return self._successor is not None
+
+    @property
+    def left(self) -> bool:
+        """Whether the last successor that was ready was asked to end itself: then nobody is going on."""
+        return self._left
 
     @property
     def listening(self) -> bool:
@@ -118,31 +129,41 @@ class SuccessorListener:
 
     def hand_over(self) -> bool:
         """Hands everything over. Returns False where that failed or there is no successor; then all is still here."""
-        if self._successor is None:
+        successor = self._successor
+        if successor is None:
             return False
+        state, fds = export(self._front, takes_claims=self._takes_claims)
+        raw = json.dumps(state).encode()
+        try:
+            successor.settimeout(_PATIENCE)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+            successor.sendmsg([_LENGTH.pack(len(raw))], rights)
+            successor.sendall(raw)
+            if successor.recv(len(_TAKEN)) != _TAKEN:
+                raise ConnectionError("the successor has ended, or cannot take it")
+        except OSError as error:
+            self._front.log.say("error", "front", "hand-over failed", detail=str(error))
+            self._forget_successor()
+            for endpoint in self._front.endpoints.values():
+                endpoint.resume()
+            return False
+        with contextlib.suppress(OSError):  # one of an older version does not wait for it
+            successor.sendall(_YOURS)
+        self._let_go()
+        self._front.log.say("info", "front", "handed over", streams=state["streams"])
+        return True
+
+    def _let_go(self) -> None:
+        """Ends what the successor has not been given, and listens no more: files of sockets are the next one's."""
         for endpoint in list(self._front.endpoints.values()):
             if isinstance(endpoint, ClaimsEndpoint) and not self._takes_claims:
                 self._front.log.say("warning", "front", "successor serves no claims", offer=endpoint.name)
                 self._front.drop(endpoint)
             else:
-                endpoint.prepare_handover()
+                endpoint.handed_over()
         if self._listener is not None:
-            self._front.stop_listening(self._listener)  # its file is the next one's
+            self._front.stop_listening(self._listener)
             self._listener = None
-        state, fds = export(self._front)
-        raw = json.dumps(state).encode()
-        try:
-            self._successor.settimeout(_PATIENCE)
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-            self._successor.sendmsg([_LENGTH.pack(len(raw))], rights)
-            self._successor.sendall(raw)
-            taken = self._successor.recv(len(_TAKEN)) == _TAKEN
-        except OSError as error:
-            self._front.log.say("error", "front", "hand-over failed", detail=str(error))
-            return False
-        if taken:
-            self._front.log.say("info", "front", "handed over", streams=state["streams"])
-        return taken
 
     def _accept(self, _events: int) -> None:
         listener = self._listener
@@ -174,7 +195,7 @@ class SuccessorListener:
             greeting = connection.recv(len(_GREETING)) if uid == os.geteuid() else b""
         except OSError:
             greeting, pid = b"", 0
-        if greeting == _COMING and self._announced is None:
+        if greeting == COMING and self._announced is None:
             self._announced = connection
             self._front.selector.register(connection, selectors.EVENT_READ, self._gone)
             self._front.log.say("info", "front", "successor is starting", process=pid)
@@ -182,7 +203,7 @@ class SuccessorListener:
         if greeting not in (_GREETING, _OLDER_GREETING) or self._successor is not None:
             connection.close()
             return
-        self._successor, self._takes_claims = connection, greeting == _GREETING
+        self._successor, self._takes_claims, self._left = connection, greeting == _GREETING, False
         self._front.selector.register(connection, selectors.EVENT_READ, self._lost)
         self._front.log.say("info", "front", "successor is ready", process=pid)
 
@@ -194,60 +215,17 @@ class SuccessorListener:
             self._announced = None
 
     def _lost(self, _events: int) -> None:
-        """A successor sends nothing after its greeting, so a readable socket means that it has ended."""
+        """A successor that waits sends nothing but a goodbye, so a readable socket means that it has ended."""
+        if self._successor is not None:
+            with contextlib.suppress(OSError):
+                self._left = self._successor.recv(len(_LEAVING)) == _LEAVING
+            self._forget_successor()
+
+    def _forget_successor(self) -> None:
         if self._successor is not None:
             self._front.selector.unregister(self._successor)
             self._successor.close()
             self._successor = None
-
-
-class Announcement:
-    """Tells the front that FRONT is to succeed, if there is one, that a successor is getting ready."""
-
-    def __init__(self, front: Front) -> None:
-        self._front = front
-        self._path = ""
-        self._sock: socket.socket | None = None
-        self._again = 0.0
-
-    def make(self, path: str) -> None:
-        """Holds a connection to the front that listens at PATH from now on."""
-        self._path = path
-        self._again = 0.0
-        self._front.wake()
-
-    def withdraw(self) -> None:
-        """There is no successor any more, or it is ready and has said so."""
-        self._path = ""
-        self._close()
-
-    def poll(self, now: float) -> None:
-        """Connects if need be."""
-        if not self._path or self._sock is not None or now < self._again:
-            return
-        self._again = now + _ANNOUNCE_AGAIN_SECONDS
-        dialled: socket.socket | None = None
-        try:
-            dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            dialled.settimeout(_PATIENCE)
-            dialled.connect(self._path)
-            dialled.sendall(_COMING)
-        except OSError:
-            if dialled is not None:
-                dialled.close()
-            return
-        self._sock = dialled
-        self._front.selector.register(dialled, selectors.EVENT_READ, self._refused)
-
-    def _refused(self, _events: int) -> None:
-        """The other side sends nothing, so it has ended, or is of a version without announcements."""
-        self._close()
-
-    def _close(self) -> None:
-        if self._sock is not None:
-            self._front.selector.unregister(self._sock)
-            self._sock.close()
-            self._sock = None
 
 
 class Predecessor:
@@ -259,6 +237,7 @@ class Predecessor:
         self._path = ""
         self._sock: socket.socket | None = None
         self._greeting = _GREETING
+        self._dialled_path = ""
         self._again = 0.0
         self._news = False
         self._taken = False
@@ -277,6 +256,16 @@ class Predecessor:
     def connected(self) -> bool:
         """Whether a front is there that will hand over what it has."""
         return self._sock is not None
+
+    def leave(self) -> None:
+        """Says that this front is asked to end, and waits no longer."""
+        self._path = ""
+        if self._sock is not None:
+            with contextlib.suppress(OSError):
+                self._sock.sendall(_LEAVING)
+            self._front.selector.unregister(self._sock)
+            self._sock.close()
+            self._sock = None
 
     def poll(self, now: float) -> bool:
         """Returns whether the predecessor seems to have ended; then it does so at every call until `done`.
@@ -299,6 +288,7 @@ class Predecessor:
             dialled.settimeout(_PATIENCE)
             dialled.connect(self._path)
             dialled.sendall(greeting)
+            self._dialled_path = self._path
         except OSError:
             if dialled is not None:
                 dialled.close()  # an older version, or no front: the agent tries the lock by itself
@@ -312,6 +302,7 @@ class Predecessor:
         self._front.selector.unregister(sock)
         self._again = time.monotonic() + _AGAIN_SECONDS
         fds: list[int] = []
+        before = set(self._front.endpoints)
         try:
             with sock:
                 state = _received(sock, fds)
@@ -321,18 +312,42 @@ class Predecessor:
                     self._news = self._news or self._sock is None
                     return
                 adopt(self._front, state, fds)
+                if not self._may_keep(sock):
+                    raise ConnectionError("the front before serves on")
                 fds.clear()
-                sock.sendall(_TAKEN)
             self._taken = True
             self._front.log.say("info", "front", "taken over", streams=state["streams"])
+            self._news = True
             if self._path:  # else our agent has not waited, and has named the socket itself
                 self._tell(self._path)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            # The front before has all of it still, if it is there: it is asked again.
             self._front.log.say("error", "front", "hand-over failed", detail=str(error))
+            self._again = time.monotonic() + _FAILED_SECONDS
+            for key in self._front.endpoints.keys() - before:
+                self._front.abandon(self._front.endpoints[key])
         finally:
             for fd in fds:
-                os.close(fd)
-        self._news = True
+                with contextlib.suppress(OSError):  # those in sockets are closed with these
+                    os.close(fd)
+
+    def _may_keep(self, sock: socket.socket) -> bool:
+        """Says that everything is taken; whether it is this front's from now on.
+
+        The front before confirms it, unless it has given up waiting. One that has ended has no use for it any more.
+        """
+        with contextlib.suppress(OSError):
+            sock.sendall(_TAKEN)
+            if sock.recv(len(_YOURS)) == _YOURS:
+                return True
+        return not _listens(self._dialled_path)
+
+
+def _listens(path: str) -> bool:
+    """Whether a process listens at PATH."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dialled:
+        dialled.settimeout(_PATIENCE)
+        return dialled.connect_ex(path) == 0
 
 
 def _received(sock: socket.socket, fds: list[int]) -> dict[str, Any] | None:

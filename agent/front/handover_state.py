@@ -28,16 +28,21 @@ __all__ = ["MOST_DESCRIPTORS", "adopt", "export", "streams"]
 MOST_DESCRIPTORS = 200  # of the 253 that the kernel passes at once
 
 
-def export(front: Front) -> tuple[dict[str, Any], list[int]]:
+def export(front: Front, *, takes_claims: bool = True) -> tuple[dict[str, Any], list[int]]:
     """What FRONT has, and the descriptors that belong to it. Connections that nothing depends on are ended.
 
-    "claims" is there only where there are any: versions that serve none know of no such key.
+    TAKES_CLAIMS: whether the driver of claims goes, too. "claims" is there only where there are any: versions that
+    serve none know of no such key.
     """
     fds: list[int] = []
     resources = [endpoint for endpoint in front.endpoints.values() if isinstance(endpoint, ResourceEndpoint)]
-    drivers = [endpoint for endpoint in front.endpoints.values() if isinstance(endpoint, ClaimsEndpoint)]
+    drivers = [
+        endpoint
+        for endpoint in front.endpoints.values()
+        if takes_claims and isinstance(endpoint, ClaimsEndpoint)
+    ]
     # What there is one of comes first: no number of connections leaves it without a place.
-    locks = {id(endpoint): _lock(endpoint, fds) for endpoint in front.endpoints.values()}
+    locks = {id(endpoint): _lock(endpoint, fds) for endpoint in (*resources, *drivers)}
     listeners = {id(port): _listener(port, fds) for driver in drivers for port in driver.ports}
     state = {
         "streams": streams(front),
@@ -120,26 +125,32 @@ def _added(fds: list[int], fd: int) -> int:
 
 def _resource_peers(front: Front, endpoint: ResourceEndpoint, fds: list[int]) -> list[dict[str, Any]]:
     exported = []
-    for peer in endpoint.peers:
+    for peer in list(endpoint.peers):
         watching = [stream for watching_peer, stream in endpoint.watchers if watching_peer is peer]
         calls = _calls(front, peer)
         if (watching or calls) and len(fds) < MOST_DESCRIPTORS:
             more = {"watching": watching, "behind": endpoint.behind(peer), "calls": calls}
             exported.append({**_peer(peer, fds), **more})
         else:
-            peer.close()
+            _end(front, endpoint.port, peer)
     return exported
 
 
 def _peers(front: Front, port: Port, fds: list[int]) -> list[dict[str, Any]]:
     """All of them: the kubelet keeps a connection open between its calls, and takes its end for the driver's."""
     exported = []
-    for peer in port.peers:
+    for peer in list(port.peers):
         if len(fds) < MOST_DESCRIPTORS:
             exported.append({**_peer(peer, fds), "calls": _calls(front, peer)})
         else:
-            peer.close()
+            _end(front, port, peer)
     return exported
+
+
+def _end(front: Front, port: Port, peer: Peer) -> None:
+    peer.close()
+    port.peers.remove(peer)
+    front.peer_closed(peer)
 
 
 def _peer(peer: Peer, fds: list[int]) -> dict[str, Any]:

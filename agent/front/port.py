@@ -121,6 +121,11 @@ class Port:
         listener.listen(_BACKLOG)
         self._listen(listener)
 
+    def resume(self) -> None:
+        """Goes on with the listener of its own, which another process may have begun to adopt."""
+        if self.listener is not None:
+            self.listener.listen(_BACKLOG)
+
     def adopt(self, peer_socket: socket.socket, connection: Connection) -> Peer:
         """Goes on with CONNECTION, which another process began. PEER_SOCKET is closed with it."""
         return self._connected(peer_socket, connection)
@@ -131,6 +136,13 @@ class Port:
             self._front.stop_listening(self.listener)
             self.listener = None
         self._mine = None
+
+    def abandon(self) -> None:
+        """Closes what was adopted. It stays open in the process that had it before, and nothing is said to anybody."""
+        for peer in self.peers:
+            peer.leave()
+        self.peers.clear()
+        self.stop_listening()
 
     def remove(self) -> None:
         """Removes the file, if it is ours, and listens no longer."""

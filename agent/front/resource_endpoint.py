@@ -104,7 +104,7 @@ class ResourceEndpoint(Endpoint):
         self._end_streams()
         super().close()
 
-    def prepare_handover(self) -> None:
+    def handed_over(self) -> None:
         """Closes the socket that the kubelet would dial next: the successor makes and registers one of its own."""
         self.port.stop_listening()
 

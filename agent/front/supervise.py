@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that starts the agent, outlives it, and starts it again; at its own end it hands over to a successor.
 
+A successor that dies before it has taken everything changes nothing: the agent is started again, has the calls that
+were held, and serves until the next successor is ready, or the time that a pod has to end is almost over.
+
 The agent is a forked child: nothing is loaded twice, and it dies with this process. An agent that ends by itself before
 it has served anything was started wrongly, and its code is ours. One that has served is started again; the kubelet
 does not notice. Asked to end, the agent ends first: what it was doing is done or can be done again.
@@ -19,9 +22,10 @@ import traceback
 from collections.abc import Callable
 
 from agent.front import channel
+from agent.front.announcement import Announcement
 from agent.front.channel import Kind
 from agent.front.front import Front
-from agent.front.handover import Announcement, Predecessor, SuccessorListener
+from agent.front.handover import AWAIT_SECONDS, Predecessor, SuccessorListener
 from agent.persistence import lock
 
 __all__ = ["RESTART", "announce", "inherited", "run"]
@@ -75,6 +79,8 @@ class _Supervisor:
         self._again: float | None = None  # when the agent is started again
         self._asked: float | None = None  # when, to end
         self._stopping: float | None = None  # since when
+        self._for_successor = False  # the agent was asked to end because one waits
+        self._taken_back = False  # from a successor that did not live to take it, or could not
         self._code: int | None = None
         self._pinged = 0.0
         self._wake, self._bell = socket.socketpair()
@@ -88,14 +94,30 @@ class _Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._start()
         self._front.selector.register(self._wake, selectors.EVENT_READ, self._rung)
-        while self._code is None:
-            self._front.step()
-            self._poll()
-        if self._successor.hand_over():
-            return self._code  # what is open belongs to the successor now: no goodbye to the peers
+        while True:
+            while self._code is None:
+                self._front.step()
+                self._poll()
+            if self._successor.hand_over():
+                return self._code  # what is open belongs to the successor now: no goodbye to the peers
+            if not self._may_serve_on():
+                break
+            self._serve_on()
         self._front.close()
         self._successor.close()
         return self._code
+
+    def _may_serve_on(self) -> bool:
+        """Whether an agent is worth another start: somebody was to take over, and may yet."""
+        if self._asked is None or not self._for_successor or self._successor.left:
+            return False
+        return time.monotonic() - self._asked < AWAIT_SECONDS
+
+    def _serve_on(self) -> None:
+        self._front.log.say("warning", "front", "successor lost; serving on")
+        self._code, self._stopping, self._for_successor, self._taken_back = None, None, False, True
+        self._front.holding = False
+        self._start()
 
     # --- the agent -------------------------------------------------------------------------------------------
 
@@ -156,19 +178,18 @@ class _Supervisor:
         if self._asked is not None or self._predecessor.connected:
             self._announcement.withdraw()
         self._announcement.poll(now)
-        if (
-            self._asked is not None
-            and self._stopping is None
-            and not self._successor.expected(now - self._asked)
-        ):
-            self._stop(now)
+        if self._asked is not None:
+            self._predecessor.leave()
+            if self._stopping is None and self._may_stop(now - self._asked):
+                self._stop(now)
         if self._pid:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
                 self._pid = 0
                 self._ended(os.waitstatus_to_exitcode(status), now)
             elif self._stopping is not None:
-                patience = _HURRY_SECONDS if self._successor.ready else _END_SECONDS
+                hurry = self._successor.ready or self._taken_back
+                patience = _HURRY_SECONDS if hurry else _END_SECONDS
                 if now - self._stopping > patience:
                     os.kill(self._pid, signal.SIGKILL)
             elif self._front.served:
@@ -211,8 +232,15 @@ class _Supervisor:
         if self._asked is None:
             self._asked = time.monotonic()
 
+    def _may_stop(self, seconds: float) -> bool:
+        """Whether the agent is to end, SECONDS after this process was asked to."""
+        if self._taken_back and seconds < AWAIT_SECONDS:
+            return self._successor.ready and self._front.served
+        return not self._successor.expected(seconds)
+
     def _stop(self, now: float) -> None:
         self._stopping = now
+        self._for_successor = self._successor.ready
         self._front.holding = self._successor.ready  # else the agent sees to what the kubelet has begun
         if self._pid:
             with contextlib.suppress(ProcessLookupError):

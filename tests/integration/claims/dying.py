@@ -20,6 +20,8 @@ from typing import Any
 PREPARE_STEPS = ("directory", "record", "file", "rename", "sync", "prepared")
 UNPREPARE_STEPS = ("await", "record", "remove-directory", "remove-file", "unprepared")
 SIDES = ("before", "after")
+TAKE_OVER_STEP = "adopt"
+"""Of a front that takes over from another: here the process that dies is the front's own."""
 AGENT, FRONT, STOP = "agent", "front", "stop"
 
 
@@ -103,10 +105,11 @@ def _prepare_to_die(directory: Path) -> None:
 
 def main() -> int:
     """Runs the agent with the points in it."""
-    from agent.front import supervise
+    from agent.front import handover, supervise
     from gigaslice_cli import entry
 
     directory, run = Path(sys.argv.pop(1)), supervise.run
+    handover.adopt = _wrapped(directory, TAKE_OVER_STEP, handover.adopt, lambda *_: True)
 
     def armed(agent: Callable[[], int]) -> int:
         def dying() -> int:

@@ -10,8 +10,10 @@ import pytest
 
 from tests.fakes.kubeapi.device_documents import DRIVER, request_document
 from tests.integration.agent.conftest import RESOURCE, AgentProcess, pod, wait_until
+from tests.integration.claims import dying
 from tests.integration.claims.node import CLAIM_QUICK
 from tests.integration.claims.oracle import recorded, wait_nothing_left
+from tests.integration.claims.test_kills import DyingAgent
 
 NEVER = 3600.0
 PATIENT = replace(
@@ -30,12 +32,14 @@ def successor(directory, node):
     """Another agent for the same node, ready: the pod that a rolling update starts beside the old one."""
     others = []
 
-    def start(*, until="standing by", **flags):
+    def start(*, until="standing by", process=AgentProcess, armed=None, **flags):
         ready = len(node.agent.events("successor is ready"))
-        other = AgentProcess(directory, node.kubelet.plugin_directory, node.kubelet.pod_resources_socket)
+        other = process(directory, node.kubelet.plugin_directory, node.kubelet.pod_resources_socket)
         other.inventory.write_text(inventory)
         other.flags = dict(node.agent.flags)
         other.output = directory / f"agent-{len(others)}.log"
+        if armed is not None:
+            other.arm(*armed)
         other.start(standby="on", **flags)
         others.append(other)
         if until:
@@ -159,6 +163,27 @@ def test_a_successor_that_is_killed_right_after_the_handover_is_started_again(no
         coming.wait("Running")
     assert first.container().restarts == 0
     assert len(recorded(node.agent.state).allocations) == 4
+
+
+def test_a_front_that_is_killed_while_it_takes_over_has_changed_nothing(node, successor, unnoticed):
+    """The older one starts its agent again, which has the call that was held, and hands over to the next."""
+    first = node.run("a", memory="4Gi")
+    other, worker = successor(process=DyingAgent, armed=(dying.TAKE_OVER_STEP, "after")), node.agent.worker
+    worker.suspend()
+    coming = node.create("b", memory="4Gi")
+    wait_until(lambda: len(node.kubelet.claims.names("NodePrepareResources")) == 2, "the call")
+    node.agent.process.send_signal(signal.SIGTERM)
+    assert other.process.wait(60) == -signal.SIGKILL
+    other.process = None
+    node.agent.wait_event("successor lost; serving on")
+    next_one = successor(until="")
+    coming.wait("Running")
+    assert node.agent.process.wait(60) == 0
+    next_one.wait_event("taken over")
+    taken_over(node, next_one)
+    third = node.run("c", memory="4Gi")
+    assert [pod_of.container().restarts for pod_of in (first, coming, third)] == [0, 0, 0]
+    assert len(recorded(node.agent.state).allocations) == 3
 
 
 def test_a_successor_takes_over_from_a_front_that_is_killed(node, successor):

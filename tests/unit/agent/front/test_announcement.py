@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.front.announcement import Announcement
 from agent.front.front import Front
-from agent.front.handover import AWAIT_SECONDS, Announcement, Predecessor, SuccessorListener
+from agent.front.handover import AWAIT_SECONDS, Predecessor, SuccessorListener
 
 GIVE_UP = 30.0
 GREETING = b"gigaslice front 2\n"

@@ -2,6 +2,7 @@
 """The driver of claims goes from one front to the next: sockets, connections, calls; the kubelet sees nothing of it."""
 
 import json
+import signal
 import socket
 import struct
 import subprocess
@@ -20,7 +21,17 @@ from agent.front.handover import Predecessor, SuccessorListener
 from agent.front.port import Port
 from agent.front.resource_offer import ResourceOffer
 from agent.front.sockets import identify
-from tests.unit.agent.front.claims_place import GET_INFO, GIVE_UP, NOTIFY, Place, ask, begin, dialled, until
+from tests.unit.agent.front.claims_place import (
+    GET_INFO,
+    GIVE_UP,
+    NOTIFY,
+    PREPARE,
+    Place,
+    ask,
+    begin,
+    dialled,
+    until,
+)
 
 OLDER, NEWER = b"gigaslice front 1\n", b"gigaslice front 2\n"
 
@@ -41,6 +52,11 @@ class Successor(Place):
         self.predecessor.follow(self.path)
         self._thread.start()
 
+    def close(self):
+        with self.before.halted():
+            self.listener.close()
+        super().close()
+
     def _step(self, longest):
         self.step(longest)
         self.predecessor.poll(time.monotonic())
@@ -52,7 +68,7 @@ class Successor(Place):
             taken = self.listener.hand_over()
             if taken:
                 self.before.end(front)
-            self.listener.close()
+                self.listener.close()
         if taken:
             until(lambda: self.front.endpoints)
         return taken
@@ -156,30 +172,163 @@ def test_a_socket_that_is_wiped_in_between_is_made_anew(place, agent, kubelet, s
     assert future.result(GIVE_UP) == b"prepared"
 
 
-def test_a_successor_that_dies_as_it_takes_over_leaves_nothing_behind(
-    place, agent, kubelet, successors, monkeypatch
-):
-    """The front before it closes what it has, as at an end without a successor: another one makes the sockets anew."""
+# --- a successor that does not take it -------------------------------------------------------------------------
 
-    def fails(*_):
+
+def served_on(place, future, before):
+    """The front before is given an agent again, which answers the call that was held."""
+    with place.halted() as front:
+        assert set(front.endpoints) and front.calls
+    following = place.new_agent(number=7)
+    number, name, *_, message = following.call()
+    assert (name, message) == (f"v1.{PREPARE}", b"claims")
+    following.answer(number, b"prepared")
+    assert future.result(GIVE_UP) == b"prepared"
+    assert identities(place) == before, "nothing in the kubelet's registry has changed"
+    return following
+
+
+def goes_to_the_next(place, kubelet, successor):
+    """The next successor takes it all, in the middle of a call."""
+    future = begin(kubelet, b"next")
+    place.agents[-1].call()
+    place.lose_agent()
+    assert successor.take_over()
+    following = successor.new_agent()
+    number, *_, message = following.call()
+    assert message == b"next"
+    following.answer(number, b"done")
+    assert future.result(GIVE_UP) == b"done"
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+@pytest.mark.usefixtures("agent")
+def test_a_successor_that_cannot_take_over_changes_nothing(place, kubelet, successors, monkeypatch, adopted):
+    """Be it that it had the connections open already. It asks again, and here it can in the end."""
+    adopt = handover.adopt
+
+    def fails(front, state, fds):
+        if adopted:
+            adopt(front, state, fds)
         raise ValueError("not understood")
 
     future = begin(kubelet)
-    agent.call()
+    place.agents[-1].call()
+    before = identities(place)
     successor = successors(place)
     place.lose_agent()
     monkeypatch.setattr(handover, "adopt", fails)
     assert not successor.take_over()
-    with place.halted() as front:
-        front.close()
-        front.step = time.sleep
-    with pytest.raises(grpc.RpcError) as caught:
-        future.result(GIVE_UP)
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert not place.service.exists() and not place.registration.exists()
+    until(lambda: not successor.front.endpoints and not successor.front.calls)
     monkeypatch.undo()
-    successor.new_agent()
+    served_on(place, future, before)
     assert ask(place.registration, GET_INFO) == b"info"
+    goes_to_the_next(place, kubelet, successor)
+    assert identities(place) == before
+
+
+_DYING = """
+import os, signal, sys, time
+from agent.front import handover
+from agent.front.front import Front
+
+def dies(when, real):
+    def call(*arguments):
+        answer = real(*arguments) if when == "after" else None
+        os.kill(os.getpid(), signal.SIGKILL)
+    return call
+
+path, owner, name, when = sys.argv[1:]
+where = getattr(handover, owner) if owner else handover
+setattr(where, name, dies(when, getattr(where, name)))
+front = Front()
+predecessor = handover.Predecessor(front, lambda path: None)
+predecessor.follow(path)
+while True:
+    front.step(0.02)
+    predecessor.poll(time.monotonic())
+"""
+
+
+@pytest.mark.parametrize("point", [
+    ("Predecessor", "_receive", "before"), ("", "_received", "after"), ("", "adopt", "before"), ("", "adopt", "after"),
+    ("Predecessor", "_may_keep", "before"),
+])  # fmt: skip
+def test_a_successor_that_is_killed_while_it_takes_over_changes_nothing(
+    place, agent, kubelet, successors, point
+):
+    future = begin(kubelet)
+    agent.call()
+    before = identities(place)
+    path = str(place.root / "first.sock")
+    with place.halted() as front:
+        listener = SuccessorListener(front)
+        listener.listen(path)
+    dying = subprocess.Popen([sys.executable, "-c", _DYING, path, *point])
+    until(lambda: listener.ready)
+    place.lose_agent()
+    with place.halted():
+        assert not listener.hand_over()
+        assert listener.listening and not listener.ready and not listener.left
+    assert dying.wait(GIVE_UP) == -signal.SIGKILL
+    served_on(place, future, before)
+    with place.halted():
+        listener.close()
+    goes_to_the_next(place, kubelet, successors(place))
+    assert identities(place) == before
+
+
+def test_a_front_that_is_killed_right_after_it_was_understood_leaves_all_to_its_successor(
+    place, agent, kubelet, successors, monkeypatch
+):
+    """It does not come to confirm that, and nothing listens at its place."""
+
+    future = begin(kubelet)
+    agent.call()
+    before = identities(place)
+    successor = successors(place)
+    place.lose_agent()
+    monkeypatch.setattr(handover, "_YOURS", b"")  # which says nothing, as its end does
+    monkeypatch.setattr(handover, "_listens", lambda path: False)
+    assert successor.take_over()
+    following = successor.new_agent()
+    following.answer(following.call()[0], b"prepared")
+    assert future.result(GIVE_UP) == b"prepared"
+    assert identities(place) == before
+
+
+def test_a_successor_that_took_too_long_leaves_all_to_who_has_given_it_up(
+    place, agent, kubelet, successors, monkeypatch
+):
+    """Else both would read from one connection."""
+    may_keep, late = Predecessor._may_keep, threading.Event()
+
+    def waits(self, sock):
+        assert late.wait(GIVE_UP)
+        return may_keep(self, sock)
+
+    monkeypatch.setattr(Predecessor, "_may_keep", waits)
+    monkeypatch.setattr(handover, "_PATIENCE", 0.2)
+    future = begin(kubelet)
+    agent.call()
+    before = identities(place)
+    successor = successors(place)
+    place.lose_agent()
+    assert not successor.take_over()
+    late.set()
+    until(lambda: not successor.front.endpoints)
+    monkeypatch.undo()
+    served_on(place, future, before)
+
+
+def test_a_successor_that_is_asked_to_end_says_so(place, agent, successors):
+    """Then nobody is coming, as where all pods of a node are ended."""
+    successor = successors(place)
+    until(lambda: successor.listener.ready)
+    with successor.halted():
+        successor.predecessor.leave()
+    until(lambda: not successor.listener.ready)
+    assert successor.listener.left
 
 
 # --- beside versions that serve no claims -------------------------------------------------------------------
@@ -248,11 +397,15 @@ def test_an_older_predecessor_is_greeted_as_it_expects(place):
         second, _ = older.accept()
         assert second.recv(18) == OLDER
         assert predecessor.connected
+        older.close()
         raw = json.dumps({"streams": 0, "endpoints": []}).encode()
         second.sendall(struct.pack("!I", len(raw)) + raw)
+        said = []
+        ends = threading.Thread(target=lambda: (said.append(second.recv(6)), second.close()))
+        ends.start()
         front.step(GIVE_UP)
-        assert second.recv(6) == b"taken\n"
-        second.close()
+        ends.join(GIVE_UP)
+        assert said == [b"taken\n"]
     assert told == [path]
     assert predecessor.poll(time.monotonic() + 1), "now it has"
     front.close()
