@@ -5,12 +5,13 @@ The call comes when the last pod of a claim has ended on this node, so there is 
 keep the pod Terminating. What processes still hold counts until they have ended (`AllocationService.release`). Two
 things go beyond the call. On Kubernetes 1.36 a pod can attach to a claim while it is being unprepared, and then runs
 with what was prepared: while the API server shows such a pod, or a process has the claim's files mounted, the claim
-stays. No second call comes, so that is recorded, and outlives this agent. And a claim that ended while the kubelet or
-this agent was away may get no call: records are compared with the API server's claims, by UID. Those that an agent
-finds at its start without a pod are compared at once, since their call may have gone to an agent that was killed;
-others when they have had no pod for a minute. That alone ends nothing while a container lives: an object that was
-deleted by force is gone at once, and its container may use the GPU until the kubelet has stopped it. Pods show only the
-name of a claim, which a later claim can have: so what a pod keeps alive is compared too.
+stays. Where such a pod has not started, the kubelet gets one error, which keeps the claim for it; else no second call
+comes, so that is recorded, and outlives this agent. And a claim that ended while the kubelet or this agent was away may
+get no call: records are compared with the API server's claims, by UID. Those that an agent finds at its start without a
+pod are compared at once, since their call may have gone to an agent that was killed; others when they have had no pod
+for a minute. That alone ends nothing while a container lives: an object that was deleted by force is gone at once, and
+its container may use the GPU until the kubelet has stopped it. Pods show only the name of a claim, which a later claim
+can have: so what a pod keeps alive is compared too.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class ClaimRelease:
         self._present = present
         self._clock = clock
         self._inherited = set(self._recorded())  # of an earlier agent, and not compared yet
+        self._deferred: set[tuple[str, str]] = set()  # UIDs of claims and of pods that were waited for
         self._compare_at: dict[str, float] = {}  # by UID
         self._alarm = Alarm()
         self._reported = LogOnce()
@@ -95,6 +97,9 @@ class ClaimRelease:
         """Gives a claim up. Returns why that failed; an empty text where it is done, or was before."""
         try:
             if of_claim(self._store.table, name.uid) and (users := await self._remaining_users(name)):
+                if (pod := self._newcomer(name)) is not None:
+                    self._log.info("claim unprepared while a pod comes", claim=str(name), pod=str(pod))
+                    return f"claim {name}: pod {pod} may just have been given it; asked again by itself"
                 self._keep(name.uid)
                 self._compare_at[name.uid] = self._clock() + _COMPARE_SECONDS
                 self._log.info("claim unprepared while pods have it", claim=str(name), users=users)
@@ -176,6 +181,21 @@ class ClaimRelease:
             await self._cluster.news(remaining)
         return await self._users(name)
 
+    def _newcomer(self, name: ClaimName) -> Pod | None:
+        """Returns a pod that may have been given a claim which the kubelet gives up for another one; each pod once.
+
+        A kubelet of 1.36 forgets the claim after a success, whoever has got it meanwhile (kubernetes#140527), and a
+        container that is not made by then never can be. After an error it keeps the claim, and sees at the next attempt
+        that another pod has it. The pod that waits may also be the one that ends, which is not seen here: so there is
+        one error at most.
+        """
+        pods = pods_by_claim(self._cluster.pods.values()).get((name.namespace, name.name), [])
+        for pod in self._live_pods(name.namespace, name.name) if len(pods) > 1 else ():
+            if pod.phase == "Pending" and (name.uid, pod.uid) not in self._deferred:
+                self._deferred.add((name.uid, pod.uid))
+                return pod
+        return None
+
     def _live_pods(self, namespace: str, claim: str) -> tuple[Pod, ...]:
         """Returns the pods that have a claim and have not ended, as far as the API server shows them."""
         if not self._cluster.synced:
@@ -217,6 +237,7 @@ class ClaimRelease:
     def _release(self, uid: str) -> None:
         self._service.release([allocation.id for allocation, _ in of_claim(self._store.table, uid)])
         self._cdi.remove(uid)
+        self._deferred = {pair for pair in self._deferred if pair[0] != uid}
 
     def _keep(self, uid: str) -> None:
         """Records that a claim is unprepared and still used. Raises StorageError."""

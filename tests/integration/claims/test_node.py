@@ -9,7 +9,7 @@ from tests.fakes.kubeapi.device_documents import request_document
 from tests.fakes.kubelet import ContainerSpec
 from tests.fakes.nodes import GIB
 from tests.integration.agent.conftest import gpu_limits, wait_until
-from tests.integration.claims.node import gpus_of
+from tests.integration.claims.node import CLAIM_QUICK, gpus_of
 from tests.native.running import SUCCESS
 from vcuda import contract
 
@@ -92,3 +92,28 @@ def test_a_later_pod_with_two_shared_claims_has_the_pages_of_both(begin):
         lambda: any("can have that of one claim" in said["message"] for said in claims.api.events()),
         "the sentence",
     )
+
+
+def test_a_pod_that_comes_while_its_claim_is_unprepared_starts_all_the_same(begin, directory):
+    """A kubelet of 1.36 gives it the claim, and would forget that with the answer (kubernetes#140527)."""
+    race = replace(CLAIM_QUICK, claims=replace(CLAIM_QUICK.claims, race=True, call_s=45.0))
+    claims = begin(gpus=1, settings=race)
+    claims.claim("shared", request_document(memory="4Gi"))
+    first = claims.run("first", claims.named("shared"))
+    goes_on, worker = directory / "goes-on", claims.agent.worker
+    worker.suspend()
+    leaving = claims.begin_deleting(first)
+    wait_until(lambda: claims.kubelet.claims.names("NodeUnprepareResources"), "the last call")
+    waits = ContainerSpec("waits", command=("sh", "-c", f"until [ -e {goes_on} ]; do sleep 0.05; done"))
+    second = claims.create("second", claims.named("shared"), init_containers=(waits,))
+    wait_until(lambda: second.init_containers[0].running, "its sandbox")
+    worker.resume()
+    leaving.join(60)
+    goes_on.touch()
+    second.wait("Running")
+    assert len(claims.kubelet.claims.names("NodePrepareResources")) == 1
+    (limits,) = gpu_limits(second.container())
+    assert limits.memory_bytes == 4 * GIB
+    assert len(claims.agent.status()) == 1
+    claims.kubelet.delete_pod(second)
+    wait_until(lambda: not claims.agent.status(), "the end of the allocation")

@@ -142,6 +142,37 @@ def test_so_does_one_that_is_first_shown_while_the_call_is_answered(node, prepar
     assert not node.store.table.allocations
 
 
+def test_a_pod_that_has_just_come_keeps_it_by_one_error(node, prepared):
+    """A kubelet of 1.36 would forget the claim for both. It is repeated once, for the pod may be the one that ends."""
+    node.cluster.put(claiming("train", ending=True))
+    assert run(node.unprepare(prepared)) == [""], "alone it ends"
+    assert not run(node.prepare(node.reserve(prepared, claiming("train"))))[0].error
+    node.cluster.put(claiming("train", ending=True))
+    late = node.cluster.put(claiming("late"))
+    (error,) = run(node.unprepare(prepared))
+    assert error == "claim default/c: pod default/late may just have been given it; asked again by itself"
+    assert node.store.table.allocations and node.cdi.claims()
+    assert run(node.unprepare(prepared)) == [""]
+    assert node.store.table.allocations, "that pod has it"
+    node.cluster.put(claiming("later"))
+    assert "pod default/later" in run(node.unprepare(prepared))[0]
+    for pod in ("late", "later"):
+        node.cluster.put(replace(late, name=pod, uid=f"uid-{pod}", ending=True))
+    assert run(node.unprepare(prepared)) == [""]
+    assert not node.store.table.allocations
+
+
+@pytest.mark.parametrize("others", [(), ("Running",)])
+def test_a_pod_alone_and_one_that_runs_get_no_error(node, prepared, others):
+    """The first is the one that ends: before its last phase is shown, a pod whose init container failed is Pending."""
+    for phase in others:
+        node.cluster.put(claiming("train", ending=True))
+        node.cluster.put(claiming("other", phase=phase))
+    if not others:
+        node.cluster.put(claiming("train"))
+    assert run(node.unprepare(prepared)) == [""]
+
+
 def test_prepared_again_while_a_pod_was_attached_it_stays(node, prepared):
     pod = node.cluster.put(claiming("late"))
     run(node.unprepare(prepared))
