@@ -41,7 +41,7 @@ CONTAINER_LIMITS = "/etc/vcuda/limits"
 CONTAINER_LEDGER = "/etc/vcuda/ledger"
 CONTAINER_PRELOAD = "/etc/ld.so.preload"
 CONTAINER_LIBRARY_DIR = "/usr/local/lib/vcuda"
-CONTAINER_ALLOCATIONS = "/etc/vcuda/allocations"  # of claims: the page once more, by the name of its allocation
+CONTAINER_ALLOCATIONS = "/etc/vcuda/allocations"  # of claims: the page again, by its allocation
 
 # Names inside the directory of one allocation, on the host or of vcuda run.
 LIMITS_FILE = "limits"
