@@ -35,6 +35,23 @@ def test_pods_fail_without_the_webhook_only_where_it_is_asked_for_ours_alone():
     ]
 
 
+def test_pods_with_several_claims_are_asked_about_and_never_fail_without_the_webhook():
+    """Such claims are mostly other drivers'."""
+    for version, count in (("1.30", 1), ("1.35", 2), ("1.36", 2)):
+        documents = chart(version=version)
+        (validating,) = [one for one in documents if one["kind"] == "ValidatingWebhookConfiguration"]
+        first, *others = validating["webhooks"]
+        assert len(others) == count - 1 and first["name"] == "validate.pods.gigaslice.io"
+        for hook in others:
+            assert (hook["name"], hook["failurePolicy"]) == ("claims.pods.gigaslice.io", "Ignore")
+            assert "claims.orValue([]).size() > 1" in hook["matchConditions"][0]["expression"]
+            assert hook["namespaceSelector"] == first["namespaceSelector"]
+            assert hook["clientConfig"]["service"] == first["clientConfig"]["service"]
+    for one in chart():
+        if one["kind"] == "MutatingWebhookConfiguration":
+            assert [hook["name"] for hook in one["webhooks"]] == ["mutate.pods.gigaslice.io"]
+
+
 def chosen(selector: Document, labels: dict[str, str]) -> bool:
     """Whether a selector of namespaces takes one with these labels."""
     for one in selector["matchExpressions"]:
