@@ -21,10 +21,10 @@
 #include "limits_layout.h"
 #include "lock.h"
 #include "log.h"
-#include "notice.h"
 #include "os.h"
 #include "runtime_state.h"
 #include "standalone.h"
+#include "stderr.h"
 
 struct ledger *runtime_ledger;
 
@@ -70,10 +70,12 @@ int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)
 void *__dso_handle __attribute__((visibility("hidden"))) = &__dso_handle;
 
 /* A program may have another root directory or another environment by the time it first looks for CUDA: what was
- * configured when the library was loaded counts. What was not may still come, as with os.environ of Python. */
+ * configured when the library was loaded counts. What was not may still come, as with os.environ of Python. And by then
+ * descriptor 2 may be a file of the program's own. */
 static __attribute__((constructor)) void note_limits(int count, char **arguments, char **environment) {
   (void)count;
   (void)arguments;
+  stderr_at_load();
   if (config_at_load(environment)) atomic_store_explicit(&limited, LIMITED, memory_order_relaxed);
 }
 
@@ -181,7 +183,7 @@ static void decide(int status, const struct config *config, const char *why) {
   } else if (config->kind == CONFIG_INERT) {
     atomic_store_explicit(&state, INERT, memory_order_release);
   } else {
-    notice_prepare();
+    stderr_at_first_use();
     in_container = config->kind == CONFIG_CONTAINER;
     log_line(LOG_INFO, "limits of %s are in force", config->directory);
     atomic_store_explicit(&state, READY, memory_order_release);

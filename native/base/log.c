@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages on stderr. The level is VCUDA_LOG: none, error (default), info or debug.
+/* Messages on stderr, while descriptor 2 is that (stderr.h). The level is VCUDA_LOG: none, error (default), info or
+ * debug.
  * Depends on nothing. Tests: tests/native/test_config.c. */
 #define _GNU_SOURCE
 #include "log.h"
@@ -10,7 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#include "stderr.h"
 
 enum { LINE_BYTES = 512, MAX_LINES = 64 };
 
@@ -20,7 +24,9 @@ static _Atomic int lines;
 static void write_line(const char *format, va_list args) {
   static const char prefix[] = "vcuda: ";
   char line[LINE_BYTES];
+  struct stat unused;
   size_t used = sizeof prefix - 1;
+  if (!stderr_is_for_people(&unused)) return;
   memcpy(line, prefix, used);
   int length = vsnprintf(line + used, sizeof line - used - 1, format, args);
   if (length < 0) return;

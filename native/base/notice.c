@@ -6,14 +6,11 @@
 #define _GNU_SOURCE
 #include "notice.h"
 
-#include <asm/termbits.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdint.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -21,29 +18,9 @@
 #include <unistd.h>
 
 #include "os.h"
-
-static _Atomic uint64_t device, inode; /* 0, 0: stderr was closed */
+#include "stderr.h"
 
 static int look(int fd, struct stat *out) { return syscall(SYS_newfstatat, fd, "", out, AT_EMPTY_PATH) == 0; }
-
-void notice_prepare(void) {
-  struct stat st;
-  int saved = errno;
-  if (look(STDERR_FILENO, &st)) {
-    atomic_store_explicit(&device, st.st_dev, memory_order_relaxed);
-    atomic_store_explicit(&inode, st.st_ino, memory_order_relaxed);
-  }
-  errno = saved;
-}
-
-/* A terminal is nobody's data, whichever it is. */
-static int is_for_people(const struct stat *st) {
-  struct termios settings;
-  if (st->st_ino == atomic_load_explicit(&inode, memory_order_relaxed) &&
-      st->st_dev == atomic_load_explicit(&device, memory_order_relaxed))
-    return st->st_ino != 0;
-  return S_ISCHR(st->st_mode) && syscall(SYS_ioctl, STDERR_FILENO, TCGETS, &settings) == 0;
-}
 
 static int has_room(void) {
   struct pollfd descriptor = {.fd = STDERR_FILENO, .events = POLLOUT};
@@ -85,7 +62,7 @@ int notice_write(const char *line, size_t length) {
   struct stat st;
   uint64_t signals;
   int saved = errno, written = 0;
-  if (look(STDERR_FILENO, &st) && is_for_people(&st)) {
+  if (stderr_is_for_people(&st)) {
     os_signals_block(&signals);
     int waited = pipe_signal_waits();
     written = write_quietly(&st, line, length);

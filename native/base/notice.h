@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One line for people on stderr, from whatever thread a hook is called on: written at once, so that it stands in no
- * other line, without ever waiting, and only to what was stderr when the process first used its limits. Whoever closed
- * descriptor 2 and opened a file of its own there finds nothing of ours in it.
+ * other line, without ever waiting, and only where descriptor 2 is still for people (stderr.h).
  * Depends on nothing. Tests: tests/integration/test_native_refusals.py. */
 #ifndef VC_BASE_NOTICE_H
 #define VC_BASE_NOTICE_H
 
 #include <stddef.h>
-
-/* Remembers which file stderr is. */
-void notice_prepare(void);
 
 /* LINE with its newline, at most PIPE_BUF bytes. 0: nothing was written, because stderr is full, closed, or something
  * else by now; the caller may try again later. Keeps errno. */

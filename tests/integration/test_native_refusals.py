@@ -17,39 +17,10 @@ import pytest
 
 from tests.fakedriver.env import write_machine
 from tests.native.container import Container
+from tests.native.refused import ONE_CARD, OWN, PROGRAM
 from tests.native.running import CONTEXT, GIB, MIB, Place
 
-PROGRAM = """
-import ctypes, os, sys, threading
-cuda = ctypes.CDLL("libcuda.so.1")
-assert cuda.cuInit(0) == 0
-context = ctypes.c_void_p()
-assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-MIB = 1 << 20
-
-def take(mebibytes):
-    address = ctypes.c_uint64()
-    cuda.cuCtxSetCurrent(context)
-    code = cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(mebibytes * MIB))
-    return address.value if code == 0 else None
-
-def give(address):
-    assert cuda.cuMemFree_v2(ctypes.c_uint64(address)) == 0
-
-def in_thread(work, *arguments):
-    thread = threading.Thread(target=work, args=arguments)
-    thread.start()
-    thread.join()
-
-def mark(text):
-    os.write(2, f"{text}\\n".encode())
-
-"""
-ONE_CARD = "gpu 0:\n  memory: 24GiB"
 FULL_CARD = 23 * GIB
-OWN = (
-    "vcuda: this program's 1 GiB are used up (828 MiB in use, 512 MiB asked); use less, or give it more, with"
-)
 
 
 def refused(place: Place, script: str, limit: str = "1GiB", **extra: str) -> list[str]:
@@ -257,33 +228,6 @@ def program(place: Place, script: str, stderr: int) -> subprocess.Popen[str]:
     env = place.env("1GiB", VCUDA_REFUSALS="on")
     command = [sys.executable, "-c", PROGRAM + "assert take(728)\n" + script]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True)
-
-
-def test_a_closed_stderr_and_what_takes_its_place(place, tmp_path):
-    data = tmp_path / "data"
-    data.write_bytes(b"untouched")
-    script = f"""
-os.close(2)
-assert take(512) is None and take(512) is None
-assert os.open({str(data)!r}, os.O_RDWR) == 2
-assert take(512) is None and take(512) is None
-"""
-    assert refused(place, script) == []
-    assert data.read_bytes() == b"untouched"
-
-
-def test_a_pipe_that_takes_its_place(place):
-    script = """
-reading, writing = os.pipe()
-os.dup2(writing, 2)
-os.set_blocking(reading, False)
-take(512), take(512)
-try:
-    print(os.read(reading, 100))
-except BlockingIOError:
-    pass
-"""
-    assert refused(place, script) == []
 
 
 def test_it_comes_later_once_stderr_is_back(place):
