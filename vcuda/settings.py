@@ -15,7 +15,14 @@ from pathlib import Path
 
 from vcuda import contract
 
-__all__ = ["UserSettings", "child_environment", "in_container", "not_preloadable", "read_settings"]
+__all__ = [
+    "UserSettings",
+    "child_environment",
+    "in_container",
+    "not_preloadable",
+    "read_settings",
+    "unlimited_environment",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,11 @@ class UserSettings:
     base_directory: Path
     own_directory: Path | None
     environment: Mapping[str, str]
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the library may answer this process for the driver. The head of a quota has the directory, too."""
+        return self.own_directory is not None
 
 
 def read_settings() -> UserSettings:
@@ -52,19 +64,27 @@ def child_environment(
     An existing LD_PRELOAD is kept in front. The variables with limits are dropped: the page of DIRECTORY has them; and
     so is the name of another quota.
     """
-    result = dict(settings.environment)
+    result = unlimited_environment(settings)
     earlier = [
         entry for entry in result.get("LD_PRELOAD", "").replace(":", " ").split() if entry != str(library)
     ]
     result["LD_PRELOAD"] = ":".join([*earlier, str(library)])
     result[contract.ENV_DIR] = str(directory)
-    result.pop(contract.ENV_QUOTA, None)
-    result.pop(contract.ENV_MEMORY_LIMIT, None)
-    result.pop(contract.ENV_PHYSICAL_LIMIT, None)
-    result.pop(contract.ENV_CORES, None)
     if visible_devices is not None:
         result["CUDA_VISIBLE_DEVICES"] = visible_devices
     return result
+
+
+def unlimited_environment(settings: UserSettings) -> dict[str, str]:
+    """Environment of a child under no quota: the library does nothing in it, outside of an agent's containers."""
+    limits = {
+        contract.ENV_DIR,
+        contract.ENV_QUOTA,
+        contract.ENV_MEMORY_LIMIT,
+        contract.ENV_PHYSICAL_LIMIT,
+        contract.ENV_CORES,
+    }
+    return {name: value for name, value in settings.environment.items() if name not in limits}
 
 
 def in_container() -> bool:

@@ -195,7 +195,7 @@ def _scan(directories: list[Path], config: settings.UserSettings) -> _Snapshot:
         tuple(quotas_read),
         tuple(failed),
         _measured(quotas_read, config),
-        _gpu_memory() if quotas_read and config.own_directory is None else {},
+        _gpu_memory() if quotas_read and not config.is_limited else {},
     )
 
 
@@ -218,7 +218,7 @@ def _measured(
         for gpu in quota.limits.gpus
         if process.alive and process.used.get(gpu.uuid)
     }
-    if not gpus or config.own_directory is not None:
+    if not gpus or config.is_limited:
         return {}
     from vcuda import devices  # loads NVML only when something runs
 

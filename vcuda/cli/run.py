@@ -34,7 +34,8 @@ from vcuda.ledger import read_ledger
 from vcuda.limits import GpuLimit
 
 if TYPE_CHECKING:
-    from vcuda.devices import GpuDevice  # loads NVML
+    from vcuda import machine
+    from vcuda.devices import GpuDevice  # these load NVML
 
 __all__ = ["DESCRIPTION", "HELP", "add_arguments", "add_quota_arguments", "check_quota", "quota_words", "run"]
 
@@ -128,8 +129,9 @@ def check_quota(parsed: argparse.Namespace) -> None:
     """Raises what ``vcuda run`` would with these options on this machine now."""
     memory = quota_request.parse_memory(parsed.memory, parsed.physical, parsed.host)
     quota_request.parse_compute(parsed.cores, elastic=parsed.elastic)
-    driver, chosen, _ = _chosen_devices(parsed.gpu)
-    _check_size(memory, chosen, contexts.measured(settings.read_settings().base_directory, driver))
+    config = settings.read_settings()
+    choice = _machine_choice(parsed.gpu, config)
+    _check_size(memory, choice.devices, contexts.measured(config.base_directory, choice.driver))
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -149,7 +151,8 @@ def run(parsed: argparse.Namespace) -> int:
         )
     library = _preloadable(install.library_path())
     compute = quota_request.parse_compute(parsed.cores, elastic=parsed.elastic)
-    driver, chosen, visible = _chosen_devices(parsed.gpu)
+    choice = _machine_choice(parsed.gpu, config)
+    driver, chosen = choice.driver, choice.devices
     _check_size(memory, chosen, contexts.measured(config.base_directory, driver))
     gpus = _gpu_limits(chosen, memory, compute)
     executable = program.find_program(words[0], config.environment.get("PATH", os.defpath))
@@ -177,7 +180,7 @@ def run(parsed: argparse.Namespace) -> int:
         config,
         library=_preload_entry(library, config.base_directory, None if parsed.dir else directory),
         directory=directory,
-        visible_devices=visible,
+        visible_devices=",".join(device.uuid for device in chosen) if parsed.gpu else None,
     )
     try:
         if parsed.exec:
@@ -220,15 +223,10 @@ def _preload_entry(library: Path, base: Path, own: Path | None) -> Path:
     return preload.entry_for(library, home)
 
 
-def _chosen_devices(names: list[str]) -> tuple[str, tuple[GpuDevice, ...], str | None]:
-    """The driver's version, the devices to limit, and the value of CUDA_VISIBLE_DEVICES when GPUs were named."""
-    from vcuda import devices
+def _machine_choice(names: list[str], config: settings.UserSettings) -> machine.Choice:
+    from vcuda import machine
 
-    driver, present = devices.list_with_driver()
-    chosen = devices.select_devices(names, present) if names else present
-    if not chosen:
-        raise errors.NoDriverError("there is no GPU to limit", "NVML lists none")
-    return driver, chosen, ",".join(device.uuid for device in chosen) if names else None
+    return machine.choose(names, config)
 
 
 def _check_size(
