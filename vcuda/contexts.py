@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a context was last measured to take of each GPU: kept to refuse a quota that has no room for one.
 
-A process measures it and writes it into its ledger, which ends with the command. `vcuda run` keeps the number, with the
-driver's version: another driver's number says nothing. Nothing is charged by it. Only this user's files are read.
+A process measures it and writes it into its ledger, which ends with the quota. `vcuda run` keeps the number, of its own
+command and of the quotas that it finds when it starts, with the driver's version: another driver's number says nothing.
+Nothing is charged by it. Only this user's files are read.
 """
 
 from __future__ import annotations

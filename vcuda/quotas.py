@@ -34,6 +34,7 @@ __all__ = [
     "CommandRecord",
     "Quota",
     "all_quotas",
+    "context_costs",
     "create_in",
     "find_quotas",
     "is_in_use",
@@ -219,6 +220,28 @@ def quotas_in_use(base: Path, but: Path) -> list[Quota]:
             with contextlib.suppress(errors.VcudaError):
                 readable.append(read_quota(directory))
     return [quota for quota in readable if is_in_use(quota)]
+
+
+def context_costs(base: Path) -> dict[str, int]:
+    """What a context takes of each GPU, by UUID, as processes measured it whose quotas are in BASE, in use or left.
+
+    Of several numbers the newest quota's counts. Another user's BASE has none.
+    """
+    costs: dict[str, int] = {}
+    with contextlib.suppress(OSError):
+        if base.lstat().st_uid != os.geteuid():
+            return {}
+    for directory in sorted(find_quotas(base), key=_age):
+        with contextlib.suppress(errors.VcudaError):
+            costs.update(read_quota(directory).usage.context_bytes)
+    return costs
+
+
+def _age(directory: Path) -> float:
+    try:
+        return directory.stat().st_mtime
+    except OSError:
+        return 0.0  # it has just been removed
 
 
 def is_in_use(quota: Quota) -> bool:

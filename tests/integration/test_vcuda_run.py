@@ -24,6 +24,7 @@ from tests.fakedriver.env import write_machine
 from tests.fakes.command import alone, runtime
 from tests.fakes.command import environment as clean_environment
 from tests.fakes.terminal import Terminal
+from tests.native.running import LIBRARY
 from tests.unit.vcuda.test_program import elf
 from vcuda import quotas
 
@@ -122,6 +123,11 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def left_in(base: Path) -> list[Path]:
+    """What is in BASE but what a context was measured to take."""
+    return [entry for entry in base.iterdir() if entry.name != "contexts.json"]
+
+
 def uuids(run: Run) -> list[str]:
     listing = "from vcuda import devices; print(*(d.uuid for d in devices.list_devices()))"
     return run("run", "--memory", "1GiB", "--", sys.executable, "-c", listing).stdout.split()
@@ -183,6 +189,26 @@ def test_a_quota_without_room_for_a_context(run: Run, base: Path) -> None:
     kept = json.loads((base / "contexts.json").read_text())
     (base / "contexts.json").write_text(json.dumps({**kept, "driver": "1.0"}))
     assert run(*small).returncode == 0  # another driver's number says nothing
+
+
+@pytest.mark.parametrize("way", ["exec", "environment", "still running"])
+def test_the_context_of_a_command_that_nobody_watched(
+    run: Run, base: Path, environment, start, way: str
+) -> None:
+    """Its quota has the number; it is kept when the quota goes."""
+    client = [sys.executable, "-c", CLIENT]
+    if way == "exec":
+        assert run("run", "--memory", "1GiB", "--gpu", "0", "--exec", "--", *client).returncode == 0
+    elif way == "environment":
+        limited = {**environment, "LD_PRELOAD": str(LIBRARY), "VCUDA_MEMORY_LIMIT": "1GiB"}
+        subprocess.run(client, env=limited, stdin=subprocess.DEVNULL, check=True, timeout=100)
+    else:
+        line(start("run", "--memory", "1GiB", "--gpu", "0", "--exec", "--", *client))
+    for _ in range(2):
+        refused = run("run", "--memory", "99MiB", "--gpu", "0", "--", "true")
+        assert refused.returncode == 2 and "one took 100MiB when it was last measured here" in refused.stderr
+        assert run("run", "--memory", "1GiB", "--", "true").returncode == 0  # sweeps
+    assert len(quotas.find_quotas(base)) == (way == "still running")
 
 
 def test_ps_tells_who_was_refused(run: Run, start: Callable[..., subprocess.Popen[str]]) -> None:
@@ -272,7 +298,7 @@ def test_runs_that_name_one_directory_share_it(
 def test_the_exit_code_is_passed_on(run: Run, base: Path, command: str, code: int) -> None:
     result = run("run", "--memory", "1GiB", "--", "sh", "-c", command)
     assert (result.returncode, result.stderr) == (code, "")
-    assert list(base.iterdir()) == []
+    assert left_in(base) == []
 
 
 def test_words_streams_and_environment_are_passed_on(environment: dict[str, str]) -> None:
@@ -304,18 +330,18 @@ def test_becoming_the_command(
     (left,) = base.iterdir()
     assert json.loads((left / "command.json").read_text())["pid"] == process.pid
     run("run", "--memory", "1GiB", "--", "true")
-    assert list(base.iterdir()) == [left], "it lives"
+    assert left_in(base) == [left], "it lives"
     process.kill()
     process.communicate()
     assert (
         run("run", "--exec", "--memory", "1GiB", "--", "sh", "-c", "kill -PIPE $$; exit 1").returncode == -13
     )
-    assert len(list(base.iterdir())) == 1, "the one before is gone"
+    assert len(left_in(base)) == 1, "the one before is gone"
     (tmp_path / "broken").write_bytes(b"\x7fELF nonsense")
     (tmp_path / "broken").chmod(0o755)
     broken = run("run", "--exec", "--memory", "1GiB", "--", tmp_path / "broken")
     assert broken.returncode == 126 and broken.stderr.count("\n") == 2
-    assert list(base.iterdir()) == []
+    assert left_in(base) == []
 
 
 @pytest.mark.parametrize("name", [number.name for number in FORWARDED])
@@ -325,7 +351,7 @@ def test_signals_are_forwarded(start: Callable[..., subprocess.Popen[str]], base
     assert line(process) == "ready"
     process.send_signal(getattr(signal, name))
     assert process.wait() == 77
-    assert list(base.iterdir()) == []
+    assert left_in(base) == []
 
 
 def test_control_c_arrives_once(environment: dict[str, str]) -> None:
@@ -360,11 +386,11 @@ def test_a_child_that_outlives_the_command_keeps_its_limit(run: Run, base: Path,
     (left,) = base.iterdir()
     assert run("ps", "--json").returncode == 0
     run("run", "--memory", "1GiB", "--", "true")  # sweeps, and must not sweep this one
-    assert list(base.iterdir()) == [left]
+    assert left_in(base) == [left]
     with fifo.open("w"):
         until(lambda: (tmp_path / "late").exists() and (tmp_path / "late").read_text().endswith("\n"))
         assert (tmp_path / "late").read_text().split() == [str(8 * GIB), str(OUT_OF_MEMORY)]
-    until(lambda: run("run", "--memory", "1GiB", "--", "true").returncode == 0 and not list(base.iterdir()))
+    until(lambda: run("run", "--memory", "1GiB", "--", "true").returncode == 0 and not left_in(base))
 
 
 def test_a_launcher_that_is_killed_leaves_no_directory_for_good(
@@ -377,9 +403,9 @@ def test_a_launcher_that_is_killed_leaves_no_directory_for_good(
     (left,) = base.iterdir()
     assert quotas.read_quota(left).usage.processes[0].pid  # the command lives on under its limit
     run("run", "--memory", "1GiB", "--", "true")
-    assert list(base.iterdir()) == [left]
+    assert left_in(base) == [left]
     process.communicate()  # closes its input, so the command ends
-    until(lambda: run("run", "--memory", "1GiB", "--", "true").returncode == 0 and not list(base.iterdir()))
+    until(lambda: run("run", "--memory", "1GiB", "--", "true").returncode == 0 and not left_in(base))
 
 
 def test_gpus_by_index_and_uuid(run: Run) -> None:
@@ -414,7 +440,7 @@ def test_mistakes(run: Run, base: Path, options: list[str], code: int, says: str
     result = run("run", *options, "--", "true")
     assert (result.returncode, result.stdout) == (code, "")
     assert says in result.stderr and result.stderr.count("\n") == 1
-    assert not base.exists() or list(base.iterdir()) == []
+    assert not base.exists() or left_in(base) == []
 
 
 def test_a_program_that_is_missing_or_cannot_run(run: Run, base: Path, tmp_path: Path) -> None:
@@ -430,7 +456,7 @@ def test_a_program_that_is_missing_or_cannot_run(run: Run, base: Path, tmp_path:
     (tmp_path / "broken").chmod(0o755)
     broken = run("run", "--memory", "1GiB", "--", tmp_path / "broken")
     assert broken.returncode == 126 and "error: " in broken.stderr
-    assert not base.exists() or list(base.iterdir()) == []
+    assert not base.exists() or left_in(base) == []
 
 
 def test_a_garbage_page_fails_the_program_and_not_the_machine(run: Run, tmp_path: Path) -> None:
@@ -667,7 +693,7 @@ def test_a_program_of_musl_is_refused_before_it_fails_to_start(run: Run, base: P
         assert refused.returncode == 126
         assert "cannot be limited" in refused.stderr and "musl" in refused.stderr
         assert refused.stderr.count("\n") == 1
-    assert not base.exists() or list(base.iterdir()) == []
+    assert not base.exists() or left_in(base) == []
 
 
 def test_a_program_of_musl_runs_below_the_command(run: Run, tmp_path: Path) -> None:

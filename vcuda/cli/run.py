@@ -131,7 +131,7 @@ def check_quota(parsed: argparse.Namespace) -> None:
     quota_request.parse_compute(parsed.cores, elastic=parsed.elastic)
     config = settings.read_settings()
     choice = _machine_choice(parsed.gpu, config)
-    _check_size(memory, choice.devices, contexts.measured(config.base_directory, choice.driver))
+    _check_size(memory, choice.devices, _context_costs(config.base_directory, choice.driver))
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -153,7 +153,8 @@ def run(parsed: argparse.Namespace) -> int:
     compute = quota_request.parse_compute(parsed.cores, elastic=parsed.elastic)
     choice = _machine_choice(parsed.gpu, config)
     driver, chosen = choice.driver, choice.devices
-    _check_size(memory, chosen, contexts.measured(config.base_directory, driver))
+    costs = _context_costs(config.base_directory, driver)
+    _check_size(memory, chosen, costs)
     gpus = _gpu_limits(chosen, memory, compute)
     executable = program.find_program(words[0], config.environment.get("PATH", os.defpath))
     if executable is None:
@@ -173,7 +174,9 @@ def run(parsed: argparse.Namespace) -> int:
         return _NOT_EXECUTABLE
     if reason:
         print(f"vcuda run: warning: the limit will not hold for {executable}: {reason}", file=sys.stderr)
-    directory = _quota_directory(parsed.dir, config.base_directory, gpus, words)
+    base = quotas.private_base(config.base_directory)
+    contexts.keep(base, driver, costs)  # the directories that it was read from may go now
+    directory = _quota_directory(parsed.dir, base, gpus, words)
     if not parsed.overcommit:
         _warn_of_promises(chosen, memory, quotas.quotas_in_use(config.base_directory, directory))
     environment = settings.child_environment(
@@ -293,6 +296,11 @@ def _warn_of_promises(
             print(f"vcuda run: warning: {text}; --overcommit silences this", file=sys.stderr)
 
 
+def _context_costs(base: Path, driver: str) -> dict[str, int]:
+    """What a context takes of each GPU: as it was kept, and as quotas have it whose commands nobody watched."""
+    return contexts.measured(base, driver) | quotas.context_costs(base)
+
+
 def _keep_context_cost(base: Path, driver: str, directory: Path) -> None:
     with contextlib.suppress(errors.VcudaError):
         contexts.keep(base, driver, read_ledger(directory / contract.LEDGER_FILE).context_bytes)
@@ -301,7 +309,7 @@ def _keep_context_cost(base: Path, driver: str, directory: Path) -> None:
 def _quota_directory(named: Path | None, base: Path, gpus: Sequence[GpuLimit], words: Sequence[str]) -> Path:
     if named is not None:
         return quotas.open_named(named.absolute(), gpus)
-    quotas.sweep(quotas.private_base(base))
+    quotas.sweep(base)
     return quotas.create_in(base, gpus, words)
 
 
