@@ -61,8 +61,8 @@ static int is_of_head(const char *directory) {
   return head_parse(quota_base_name(directory), &head, &values);
 }
 
-/* What a program inherits from vcuda run, or from the head of a quota: VCUDA_QUOTA beside it was set later. */
-static int is_inherited(const char *directory) {
+/* VCUDA_QUOTA beside it was set later. */
+int directory_is_inherited(const char *directory) {
   return strncmp(quota_base_name(directory), QUOTA_RUN, sizeof QUOTA_RUN - 1) == 0 || is_of_head(directory);
 }
 
@@ -75,7 +75,7 @@ static int choose_by_name(struct config *out, const struct directory_names *name
              "underscores", quota, NAME_MAX_LENGTH);
     return VC_EINVAL;
   }
-  if (named != NULL && !is_inherited(named)) {
+  if (named != NULL && !directory_is_inherited(named)) {
     snprintf(why, CONFIG_WHY, "VCUDA_QUOTA (%.64s) and VCUDA_DIR (%.64s) name two quotas; unset one of them", quota, named);
     return VC_EINVAL;
   }

@@ -17,6 +17,9 @@ struct directory_names {
 /* Where the quota directories of this user lie; vcuda/settings.py finds the same. Returns the length that it has. */
 size_t directory_base(const char *runtime, char out[CONFIG_PATH]);
 
+/* Whether DIRECTORY is one that a program has from vcuda run or from the head of a quota: VCUDA_QUOTA goes before it. */
+int directory_is_inherited(const char *directory);
+
 /* Whether the quota has a head: then directory_choose() needs the sum of the values. */
 int directory_has_head(const struct directory_names *names);
 

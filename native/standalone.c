@@ -14,6 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "directory.h"
 #include "os.h"
 #include "own_quota.h"
 #include "tree.h"
@@ -87,8 +88,11 @@ static int check_page(const struct config *config, const struct requests *reques
   if (requests == NULL || page->changes != 0) return VC_OK;
   if (config_needs_gpus(requests)) status = machine_list(list_gpus, &machine, why);
   if (status != VC_OK) return status;
-  return config_compare(requests, (const uint8_t(*)[VC_UUID_BYTES])machine.gpus, machine.count, page, config->limits,
-                        "set VCUDA_DIR to another directory, or remove this one when no program uses it", why);
+  const char *remedy = directory_is_inherited(config->directory)
+                           ? "set VCUDA_QUOTA to a name for a quota of its own"
+                           : "set VCUDA_DIR to another directory, or remove this one when no program uses it";
+  return config_compare(requests, (const uint8_t(*)[VC_UUID_BYTES])machine.gpus, machine.count, page, config->limits, remedy,
+                        why);
 }
 
 static int read_page(const struct config *config, struct vc_limits *page, char *why) {

@@ -77,6 +77,16 @@ def test_the_card_is_named_by_what_it_has(run):
     assert done.stderr.startswith("vcuda run: error: --memory 30GiB is more than GPU 0 has: ")
 
 
+def test_a_child_with_another_value_is_told_what_works_there(run):
+    other = ["env", "VCUDA_MEMORY_LIMIT=4GiB"]
+    child = [sys.executable, "-c", TAKE, "10"]
+    refused = run(*outer("8GiB"), *other, *child)
+    assert "set VCUDA_QUOTA to a name for a quota of its own" in refused.stderr
+    assert "VCUDA_DIR" not in refused.stderr and not refused.stdout.startswith("4 ")
+    done = run(*outer("8GiB"), *other, "VCUDA_QUOTA=small", *child)
+    assert done.stdout == "4 2\n"
+
+
 def test_mistakes_are_told_as_without_an_outer_one(run):
     for options in (["--gpu", "7"], ["--gpu", "GPU-ffff"], ["--gpu", "MIG-nonsense"]):
         inner = nested("--memory", "2GiB", *options)
