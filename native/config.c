@@ -208,11 +208,9 @@ static int parse_index(const char *text, uint32_t *out) {
   return VC_OK;
 }
 
-/* With a text that is no size. */
-static const char *what_is_wrong(const char *size) {
-  if (*size == '-') return "is negative";
-  if (size_lacks_unit(size)) return "lacks its unit: a number alone is GiB up to 9999 and bytes from 1048576 on";
-  return "is not a size from 1 byte to 128TiB";
+static int bad_size(const struct list *list, const char *item, const char *size, char *why) {
+  snprintf(why, CONFIG_WHY, "%s: \"%.48s\" is not a size; %s", list->variable, item, size_usage(size));
+  return VC_EINVAL;
 }
 
 /* ITEM is a private copy. */
@@ -224,7 +222,7 @@ static int parse_item(const struct list *list, char *item, struct request *out, 
     if (parse_index(size, &out->cores) != VC_OK || out->cores < 1 || out->cores > 100)
       return bad_item(list, item, "is no such percentage", why);
   } else if (size_parse(size, &out->bytes) != VC_OK)
-    return bad_item(list, item, what_is_wrong(size), why);
+    return bad_size(list, item, size, why);
   out->kind = REQUEST_EVERY_GPU;
   if (equals == NULL) return VC_OK;
   *equals = 0;
@@ -289,9 +287,10 @@ static int give_cores(struct request *request, const struct request *part, char 
 
 static int give_physical(struct request *request, const struct request *part, char *why) {
   uint64_t bytes = part->bytes;
+  char text[TEXT_SIZE], whole[TEXT_SIZE];
   if (bytes > request->bytes) {
-    snprintf(why, CONFIG_WHY, "VCUDA_PHYSICAL_LIMIT gives %llu bytes of %llu; it is the part of VCUDA_MEMORY_LIMIT that "
-             "may be in the GPU's own memory, write less", (unsigned long long)bytes, (unsigned long long)request->bytes);
+    snprintf(why, CONFIG_WHY, "VCUDA_PHYSICAL_LIMIT gives %s of %s; it is the part of VCUDA_MEMORY_LIMIT that may be in the "
+             "GPU's own memory, write less", text_exact(bytes, text), text_exact(request->bytes, whole));
     return VC_EINVAL;
   }
   request->physical = bytes;
@@ -402,13 +401,28 @@ struct page_place {
   const char *place, *remedy;
 };
 
-static int disagree(const char *variable_name, const char *unit, uint64_t asked, uint64_t found,
-                    const struct vc_gpu_limit *gpu, const struct page_place *page, char *why) {
+static int disagree(const char *variable_name, const char *asked, const char *found, const struct vc_gpu_limit *gpu,
+                    const struct page_place *page, char *why) {
   char text[48] = "";
   uuid_format(gpu->uuid, gpu->flags, text, sizeof text);
-  snprintf(why, CONFIG_WHY, "%s gives %s %llu %s, but %s gives it %llu; unset %s to join, or %s", variable_name, text,
-           (unsigned long long)asked, unit, page->place, (unsigned long long)found, variable_name, page->remedy);
+  snprintf(why, CONFIG_WHY, "%s gives %s %s, but %s gives it %s; unset %s to join, or %s", variable_name, text, asked,
+           page->place, found, variable_name, page->remedy);
   return VC_EINVAL;
+}
+
+static int sizes_disagree(const char *variable_name, uint64_t asked, uint64_t found, const struct vc_gpu_limit *gpu,
+                          const struct page_place *page, char *why) {
+  char asked_text[TEXT_SIZE], found_text[TEXT_SIZE];
+  return disagree(variable_name, text_exact(asked, asked_text), text_exact(found, found_text), gpu, page, why);
+}
+
+static int shares_disagree(uint32_t asked, uint32_t found, const struct vc_gpu_limit *gpu, const struct page_place *page,
+                           char *why) {
+  static const char unit[] = " per cent of its time";
+  char number[TEXT_NUMBER], asked_text[64], found_text[64];
+  text_join(asked_text, sizeof asked_text, text_number(asked, number), unit, "");
+  text_join(found_text, sizeof found_text, text_number(found, number), "", "");
+  return disagree("VCUDA_CORES", asked_text, found_text, gpu, page, why);
 }
 
 static uint64_t bytes_in_page(const struct vc_limits *page, const uint8_t uuid[VC_UUID_BYTES]) {
@@ -437,15 +451,14 @@ int config_compare(const struct requests *requests, const uint8_t (*gpus)[VC_UUI
         .memory_bytes = first->bytes, .physical_bytes = first->physical, .cores_percent = first->cores};
     if (!every) asked = find_entry(entry, count, found->uuid);
     if (asked.memory_bytes != found->memory_bytes)
-      return disagree("VCUDA_MEMORY_LIMIT", "bytes", asked.memory_bytes, found->memory_bytes, found, &where, why);
+      return sizes_disagree("VCUDA_MEMORY_LIMIT", asked.memory_bytes, found->memory_bytes, found, &where, why);
     if (asked.physical_bytes != found->physical_bytes)
-      return disagree("VCUDA_PHYSICAL_LIMIT", "bytes", asked.physical_bytes, found->physical_bytes, found, &where, why);
+      return sizes_disagree("VCUDA_PHYSICAL_LIMIT", asked.physical_bytes, found->physical_bytes, found, &where, why);
     if (asked.cores_percent != found->cores_percent)
-      return disagree("VCUDA_CORES", "per cent of its time", asked.cores_percent, found->cores_percent, found, &where,
-                      why);
+      return shares_disagree(asked.cores_percent, found->cores_percent, found, &where, why);
   }
   for (int i = 0; i < count; i++)
     if (bytes_in_page(page, entry[i].uuid) == 0)
-      return disagree("VCUDA_MEMORY_LIMIT", "bytes", entry[i].memory_bytes, 0, &entry[i], &where, why);
+      return sizes_disagree("VCUDA_MEMORY_LIMIT", entry[i].memory_bytes, 0, &entry[i], &where, why);
   return VC_OK;
 }

@@ -94,8 +94,6 @@ class UsageError(VcudaError, ValueError):
 class BadSizeError(UsageError):
     """A size that cannot be parsed or is out of range."""
 
-    remedy = "write a number with KiB, MiB, GiB or TiB, more than zero and at most 128 TiB: 8GiB"
-
 
 class BadUuidError(UsageError):
     """A GPU UUID that cannot be parsed."""

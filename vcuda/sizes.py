@@ -21,9 +21,8 @@ def parse_size(text: str) -> int:
     """
     result, raw = ffi.new("uint64_t *"), text.encode("utf-8", "replace")
     if "\0" in text or lib.size_parse(raw, result) < 0:
-        lacks = "\0" not in text and lib.size_lacks_unit(raw)
-        cause = "a number alone is GiB up to 9999 and bytes from 1048576 on" if lacks else ""
-        raise errors.BadSizeError(f"not a size: {text!r}", cause)
+        usage: bytes = ffi.string(lib.size_usage(raw.replace(b"\0", b"?")))
+        raise errors.BadSizeError(f"not a size: {text!r}", "", usage.decode("ascii"))
     return int(result[0])
 
 

@@ -56,16 +56,19 @@ class DeviceIdError(InputError):
     """A device ID that is not of the form "<GPU uuid>/<number>"."""
 
 
+_USAGE = "write a number with KiB, MiB, GiB or TiB, as in 8GiB, above 0 and below 128 TiB"
 _UNITS = "(8G is 8GiB; 8GB is refused)"
 
 
 class SizeError(InputError, ValueError):
-    """A text that is no size in bytes; its own text says what a size looks like."""
+    """A text that is no size in bytes; its own text says what a size looks like, in the words of the library's
+    (`size_usage` in `native/base/text.c`).
+    """
 
     def __init__(self, text: str) -> None:
         alone = text.isascii() and text.replace(".", "", 1).isdigit()
         super().__init__(
-            f"not a size: {text!r}; write a number with KiB, MiB, GiB or TiB, as in 8GiB "
+            f"not a size: {text!r}; {_USAGE} "
             + ("(a number alone is GiB up to 9999 and bytes from 1048576 on)" if alone else _UNITS)
         )
 

@@ -59,11 +59,19 @@ static int bare_shift(uint64_t digits, uint64_t scale) {
   return digits >= bare_bytes_min * scale ? 0 : -1;
 }
 
-int size_lacks_unit(const char *text) {
-  uint64_t digits, scale;
-  const char *unit;
-  if (read_number(text, &digits, &scale, &unit) != VC_OK || *unit != '\0') return 0;
-  return bare_shift(digits, scale) < 0;
+/* Whatever its size: what it lacks may be a unit. */
+static int is_number_alone(const char *text) {
+  int digits = 0, points = 0;
+  for (; is_digit(*text) || *text == '.'; text++) *text == '.' ? points++ : digits++;
+  return *text == '\0' && digits > 0 && points < 2;
+}
+
+#define SIZE_USAGE "write a number with KiB, MiB, GiB or TiB, as in 8GiB, above 0 and below 128 TiB "
+
+/* SizeError of gigaslice/core/errors.py has the same words, and tests compare the two. */
+const char *size_usage(const char *text) {
+  return is_number_alone(text) ? SIZE_USAGE "(a number alone is GiB up to 9999 and bytes from 1048576 on)"
+                               : SIZE_USAGE "(8G is 8GiB; 8GB is refused)";
 }
 
 int size_parse(const char *text, uint64_t *bytes) {
@@ -159,6 +167,16 @@ const char *text_size(uint64_t bytes, char buffer[TEXT_SIZE]) {
     fraction[1] = (char)('0' + tenths % 10);
   }
   text_join(buffer, TEXT_SIZE, text_number(tenths / 10, number), fraction, units[power]);
+  return buffer;
+}
+
+/* exact_size of gigaslice/core/units.py is the same rule, and tests compare the two. */
+const char *text_exact(uint64_t bytes, char buffer[TEXT_SIZE]) {
+  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  char number[TEXT_NUMBER];
+  size_t power = 0;
+  for (; bytes != 0 && bytes % 1024 == 0 && power + 1 < sizeof units / sizeof *units; power++) bytes /= 1024;
+  text_join(buffer, TEXT_SIZE, text_number(bytes, number), units[power], "");
   return buffer;
 }
 

@@ -217,10 +217,12 @@ void window_passed(struct vc_window *window, uint32_t outstanding, uint64_t dela
 /* "8GiB", "512MiB", "8G" (= GiB), "8" (GiB up to 9999), "1073741824" (bytes from 1048576 on): what users and options
  * write. VC_EINVAL for anything else, zero, negative numbers and sizes above 2^47 bytes. */
 int size_parse(const char *text, uint64_t *bytes);
-/* Whether TEXT is refused as a number between the two, which only a unit makes a size. */
-int size_lacks_unit(const char *text);
+/* What to write in the place of TEXT, which is no size. */
+const char *size_usage(const char *text);
 /* BYTES for people: "7.6 GiB". BUFFER: 32 bytes; returns it. */
 const char *text_size(uint64_t bytes, char buffer[32]);
+/* The same to be typed again, exact: "8GiB", "1536MiB". */
+const char *text_exact(uint64_t bytes, char buffer[32]);
 /* "GPU-<8-4-4-4-12 hex>" or "MIG-…" to bytes and flags, and back (OUT: at least 41 bytes). */
 int uuid_parse(const char *text, uint8_t uuid[16], uint32_t *flags);
 int uuid_format(const uint8_t uuid[16], uint32_t flags, char *out, size_t size);

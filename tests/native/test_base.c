@@ -61,12 +61,13 @@ TEST(size_parse_refuses) {
   CHECK_EQ(size_parse(NULL, &(uint64_t){0}), VC_EINVAL);
 }
 
-TEST(size_that_lacks_its_unit) {
-  static const char *lacking[] = {"10000", "9999.1", "1048575", "1048575.9", "00010000"};
-  static const char *others[] = {"", "0", "9999", "1048576", "10000B", "10000MiB", "10000GB", "-10000", "10000 ", "1e5"};
-  for (size_t i = 0; i < sizeof lacking / sizeof lacking[0]; i++) CHECK(size_lacks_unit(lacking[i]));
-  for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) CHECK(!size_lacks_unit(others[i]));
-  CHECK(!size_lacks_unit(NULL));
+TEST(size_usage_of_a_number_alone) {
+  static const char *alone[] = {"10000", "9999.1", "1048575", "1048575.9", "00010000", "0", "99999999999999999999", "5."};
+  static const char *others[] = {"", ".", "1.2.3", "10000B", "10000GB", "-10000", "10000 ", "1e5"};
+  for (size_t i = 0; i < sizeof alone / sizeof alone[0]; i++)
+    CHECK(strstr(size_usage(alone[i]), "(a number alone is GiB up to 9999 and bytes from 1048576 on)") != NULL);
+  for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+    CHECK(strstr(size_usage(others[i]), "(8G is 8GiB; 8GB is refused)") != NULL);
 }
 
 TEST(size_for_people) {

@@ -66,7 +66,7 @@ TEST(config_number_alone) {
   CHECK_EQ(w.request[0].bytes, 8LL << 30);
   CHECK_EQ(w.request[1].bytes, 1LL << 30);
   CHECK_EQ(parse("50000", &w), VC_EINVAL);
-  CHECK(strstr(why, "\"50000\" lacks its unit: a number alone is GiB up to 9999 and bytes from 1048576 on") != NULL);
+  CHECK(strstr(why, "\"50000\" is not a size; write a number with KiB") != NULL);
 }
 
 TEST(config_refuses_long_texts) {
@@ -123,6 +123,7 @@ TEST(config_compares_with_a_page) {
   expect_compare("0=1GiB,1=2GiB", &page, VC_OK);
   expect_compare("1=2GiB," UUID_1 "=1GiB", &page, VC_OK);
   expect_compare("1GiB", &page, VC_EINVAL);
+  CHECK(strstr(why, " 1GiB, but /d/limits gives it 2GiB; unset VCUDA_MEMORY_LIMIT to join, or do this") != NULL);
   expect_compare("0=1GiB", &page, VC_EINVAL);
   expect_compare("0=1GiB,1=2GiB,2=1GiB", &page, VC_EINVAL);
   expect_compare("0=1GiB,1=3GiB", &page, VC_EINVAL);

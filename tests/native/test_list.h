@@ -2,7 +2,7 @@
 /* Every native test, one line each: name and seconds it may take on a slow machine. */
 TEST_ENTRY(size_parse_accepts, 10)
 TEST_ENTRY(size_parse_refuses, 10)
-TEST_ENTRY(size_that_lacks_its_unit, 10)
+TEST_ENTRY(size_usage_of_a_number_alone, 10)
 TEST_ENTRY(size_for_people, 10)
 TEST_ENTRY(uuid_round_trip, 10)
 TEST_ENTRY(uuid_parse_refuses, 10)

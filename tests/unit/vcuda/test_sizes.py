@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gigaslice.core.errors import SizeError
 from gigaslice.core.units import exact_size, format_bytes, parse_bytes
 from vcuda import errors, parse_size
 from vcuda._bridge import ffi, lib
@@ -83,6 +84,9 @@ def test_refused(text: str) -> None:
     with pytest.raises(errors.BadSizeError) as caught:
         parse_size(text)
     assert isinstance(caught.value, ValueError)
+    with pytest.raises(SizeError) as of_commands:
+        parse_bytes(text)
+    assert str(caught.value) == str(of_commands.value)
     assert "8GiB" in caught.value.remedy
     assert str(caught.value).isprintable()
 
@@ -155,4 +159,5 @@ def test_raw_uuids_have_a_length(length: int) -> None:
 @example((1 << 40) - (51 << 20))
 def test_the_library_prints_sizes_as_commands_do(size: int) -> None:
     buffer = ffi.new("char[32]")
+    assert ffi.string(lib.text_exact(size, buffer)).decode() == exact_size(size)
     assert ffi.string(lib.text_size(size, buffer)).decode() == format_bytes(size)
