@@ -12,15 +12,27 @@ import fcntl
 import json
 import os
 import platform
+import re
 import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gigaslice.core.units import format_bytes
-from vcuda import contract, devices, errors, install, program, quotas, settings, surroundings
+from gigaslice.core.units import exact_size, format_bytes
+from vcuda import (
+    contexts,
+    contract,
+    errors,
+    install,
+    machine,
+    program,
+    promises,
+    quotas,
+    settings,
+    surroundings,
+)
 from vcuda.finding import Finding
 from vcuda.limits import GpuLimit, read_limits
 
@@ -30,19 +42,21 @@ _PROBE = Path(__file__).with_name("probe.py")
 _CHILD_SECONDS = 30
 _OLDEST_GLIBC = (2, 17)
 _PROCESSORS = ("x86_64", "aarch64")
+_NO_LIMITS = (contract.ENV_DIR, contract.ENV_QUOTA, contract.ENV_LOG, contract.ENV_REFUSALS)
 _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
 def examine(config: settings.UserSettings, command: str = "") -> Iterator[Finding]:
     """All findings, in an order in which an early failure explains later ones. COMMAND: a program to check."""
     yield from _check_system()
-    yield from _check_nvml()
+    yield from _check_nvml(config)
     yield from surroundings.check_search_path(config.environment)
     yield from _check_driver(config.environment)
     yield from _check_directory(config.base_directory)
     yield from surroundings.check_runtime_directory(config.environment, config.base_directory, os.geteuid())
     yield from surroundings.check_units(config.environment, _user_manager(config.environment))
     yield from _check_library(config)
+    yield from _check_variables(config)
     yield from _check_container()
     if command:
         yield _check_program(command, config.environment.get("PATH", os.defpath))
@@ -65,13 +79,13 @@ def _check_system() -> Iterator[Finding]:
         yield Finding("ok", "glibc", version)
 
 
-def _check_nvml() -> Iterator[Finding]:
+def _check_nvml(config: settings.UserSettings) -> Iterator[Finding]:
     try:
-        present = devices.list_devices()
-        version = devices.driver_version()
+        choice = machine.choose([], config)
     except errors.VcudaError as error:
         yield Finding("fail", "NVML", f"{error.what}: {error.cause}", error.remedy)
         return
+    version, present = choice.driver, choice.devices
     if not present:
         yield Finding(
             "fail", "NVML", f"driver {version}, no GPU", "check lspci, /dev/nvidia* and the kernel's log"
@@ -206,7 +220,7 @@ def _check_library(config: settings.UserSettings) -> Iterator[Finding]:
 def _check_interception(config: settings.UserSettings, library: Path) -> Iterator[Finding]:
     """Runs the probe under a quota and checks whose cuMemAlloc it would call."""
     try:
-        present = devices.list_devices()[:16]
+        present = machine.choose([], config).devices[:16]
     except errors.VcudaError:
         present = ()
     if not present:
@@ -230,6 +244,74 @@ def _check_interception(config: settings.UserSettings, library: Path) -> Iterato
             )
 
 
+def _check_variables(config: settings.UserSettings) -> Iterator[Finding]:
+    """Whether the variables with limits that programs get here make sense, and whether anything obeys them."""
+    values = {name: value for name, value in config.environment.items() if name.startswith("VCUDA_")}
+    limits = {name: value for name, value in values.items() if name not in _NO_LIMITS}
+    named = sorted({*limits, *(values.keys() & {contract.ENV_DIR, contract.ENV_QUOTA})})
+    if not named or settings.in_container():
+        return
+    library = install.library_path()
+    if not re.search(r"/libvcuda[^/\n]*$", _own_mappings(), re.MULTILINE):
+        text = f"{named[0]} is set, but the library is not loaded: what is started here has no limit"
+        yield Finding("fail", "limits", text, f"export LD_PRELOAD={library}, or use vcuda run")
+    if not limits:
+        return
+    with tempfile.TemporaryDirectory(prefix="vcuda-doctor-") as folder:
+        quota = Path(folder) / "quota"
+        asked = {
+            **limits,
+            "LD_PRELOAD": str(library),
+            contract.ENV_DIR: str(quota),
+            contract.ENV_LOG: "error",
+        }
+        plain = settings.unlimited_environment(config)
+        said = _child([sys.executable, "-I", str(_PROBE)], {**plain, **asked}).stderr
+        mistake = re.search(r"^vcuda: (.*); (.*?)(?: \(until then .*\))?$", said, re.MULTILINE)
+        if mistake:
+            yield Finding("fail", "limits", errors.printable(mistake[1]), errors.printable(mistake[2]))
+        elif (quota / contract.LIMITS_FILE).exists():
+            yield from _check_room(config, read_limits(quota / contract.LIMITS_FILE).gpus)
+
+
+def _check_room(config: settings.UserSettings, limits: Sequence[GpuLimit]) -> Iterator[Finding]:
+    """What ``vcuda run`` says before it starts a command, and programs with their limit from the environment do not."""
+    choice = machine.choose([], config)
+    base = config.base_directory
+    costs = contexts.measured(base, choice.driver) | quotas.context_costs(base)
+    others = quotas.quotas_in_use(base, config.own_directory or Path())
+    promised = {
+        of_gpu.uuid: of_gpu
+        for of_gpu in promises.summed((quota.name, quota.limits.gpus, {}) for quota in others)
+    }
+    fits = True
+    for gpu in limits:
+        device = next((device for device in choice.devices if device.uuid == gpu.uuid), None)
+        own, cost = promises.promised_of(gpu), costs.get(gpu.uuid, 0)
+        name = f"GPU {device.index}" if device else gpu.uuid
+        if own < cost:
+            text = f"{exact_size(own)} are less than a context takes of {name}: one took {exact_size(cost)}"
+            yield Finding("fail", "limits", text, "set that and what the program needs besides")
+        elif device and own > device.memory_bytes:
+            text = f"{exact_size(own)} are more than {name} has, {format_bytes(device.memory_bytes)}"
+            yield Finding("warn", "limits", text, "set less")
+        elif device and (
+            text := promises.overcommitted(name, device.memory_bytes, own, promised.get(gpu.uuid))
+        ):
+            yield Finding("warn", "limits", text, "set less, or end one of them")
+        else:
+            continue
+        fits = False
+    if fits:
+        yield Finding(
+            "ok", "limits", ", ".join(f"{gpu.uuid} {exact_size(gpu.memory_bytes)}" for gpu in limits)
+        )
+
+
+def _own_mappings() -> str:
+    return Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+
+
 def _check_container() -> Iterator[Finding]:
     """Only inside a container of an agent: whether its page is readable and this process has the library."""
     if not settings.in_container():
@@ -241,9 +323,7 @@ def _check_container() -> Iterator[Finding]:
             "fail", "container", f"{error.what}: {error.cause}", "delete the pod, so that it is created again"
         )
         return
-    if contract.CONTAINER_LIBRARY_DIR in Path("/proc/self/maps").read_text(
-        encoding="utf-8", errors="replace"
-    ):
+    if contract.CONTAINER_LIBRARY_DIR in _own_mappings():
         yield Finding("ok", "container", f"limits on {len(page.gpus)} GPU(s), and the library is loaded")
     else:
         yield Finding(

@@ -27,7 +27,7 @@ _CHILD = (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The driver's version, and the devices that were named, or all."""
+    """The driver's version, and the devices that were named, or all; none on a machine without a GPU."""
 
     driver: str
     devices: tuple[GpuDevice, ...]
@@ -37,7 +37,7 @@ def choose(names: Sequence[str], config: settings.UserSettings) -> Choice:
     """The devices that NAMES names (see `devices.select_devices`), all of the machine's where it is empty.
 
     Raises:
-        NoDriverError: NVML does not answer, or lists none.
+        NoDriverError: NVML does not answer.
         UsageError: a name fits no GPU.
     """
     return _through_child(names, config) if config.is_limited else _here(names)
@@ -46,8 +46,6 @@ def choose(names: Sequence[str], config: settings.UserSettings) -> Choice:
 def _here(names: Sequence[str]) -> Choice:
     driver, present = devices.list_with_driver()
     chosen = devices.select_devices(names, present) if names else present
-    if not chosen:
-        raise errors.NoDriverError("there is no GPU to limit", "NVML lists none")
     return Choice(driver, chosen)
 
 

@@ -35,8 +35,15 @@ class UserSettings:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the library may answer this process for the driver. The head of a quota has the directory, too."""
-        return self.own_directory is not None
+        """Whether the library may answer this process for the driver.
+
+        The head of a quota has its directory in the environment, too, unless its variables make no sense.
+        """
+        limits = (contract.ENV_MEMORY_LIMIT, contract.ENV_PHYSICAL_LIMIT, contract.ENV_CORES)
+        preloaded = "LD_PRELOAD" in self.environment
+        return self.own_directory is not None or (
+            preloaded and any(name in self.environment for name in limits)
+        )
 
 
 def read_settings() -> UserSettings:

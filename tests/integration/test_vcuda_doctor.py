@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +15,11 @@ import pytest
 from tests.fakedriver.env import write_machine
 from tests.fakes.command import alone, runtime
 from tests.fakes.command import environment as clean_environment
+from tests.native.running import LIBRARY
+from vcuda import contexts, quotas, surroundings
 from vcuda import doctor as doctor_module
-from vcuda import surroundings
 from vcuda.finding import Finding
+from vcuda.limits import GpuLimit
 
 ROOT = Path(__file__).parents[2]
 Doctor = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -161,3 +164,70 @@ def test_a_file_system_without_locks_of_open_files(tmp_path: Path, monkeypatch: 
     found = doctor_module.check_locks(tmp_path, "move")
     assert (found.level, found.remedy) == ("fail", "move")
     assert "do not exclude each other" in found.text
+
+
+# --- variables with limits ----------------------------------------------------------------------------------------
+
+
+def of_limits(result: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line[:6] + line[27:] for line in result.stdout.splitlines() if line[6:26].strip() == "limits"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        (
+            {"VCUDA_MEMORY_LIMIT": "8GB"},
+            'fail  VCUDA_MEMORY_LIMIT: "8GB" is not a size; write a number with KiB, MiB, GiB or TiB, as in 8GiB, '
+            "above 0 and below 128 TiB (8G is 8GiB; 8GB is refused)",
+        ),
+        (
+            {"VCUDA_CORES": "30"},
+            "fail  VCUDA_CORES is set without VCUDA_MEMORY_LIMIT; a share of the time goes with one of the memory, "
+            "set both",
+        ),
+        ({"VCUDA_MEMORY_LIMIT": "30GiB"}, "warn  30GiB are more than GPU 0 has, 24 GiB; set less"),
+    ],
+)
+@pytest.mark.parametrize("loaded", [True, False])
+def test_variables_that_make_no_sense(doctor: Doctor, variables, says: str, loaded: bool) -> None:
+    result = doctor(**variables, **({"LD_PRELOAD": str(LIBRARY)} if loaded else {}))
+    lines = of_limits(result)
+    assert says in lines, result.stdout
+    unheard = [line for line in lines if "the library is not loaded" in line]
+    assert len(unheard) == (not loaded)
+    assert result.stderr == ""
+
+
+def test_a_limit_that_nothing_obeys(doctor: Doctor, tmp_path: Path) -> None:
+    result = doctor(VCUDA_MEMORY_LIMIT="8GiB")
+    assert result.returncode == 1
+    assert of_limits(result)[0] == (
+        "fail  VCUDA_MEMORY_LIMIT is set, but the library is not loaded: what is started here has no limit; "
+        f"export LD_PRELOAD={LIBRARY}, or use vcuda run"
+    )
+    result = doctor(VCUDA_MEMORY_LIMIT="0=8GiB", LD_PRELOAD=str(LIBRARY))
+    assert result.returncode == 0
+    (line,) = of_limits(result)
+    assert line.startswith("ok    GPU-") and line.endswith(" 8GiB")
+    assert not list((tmp_path / "runtime" / "vcuda").iterdir()), "it has made no quota"
+    assert "24 GiB" in result.stdout, "the card's own memory"
+
+
+def test_limits_that_vcuda_run_would_warn_of(doctor: Doctor, tmp_path: Path) -> None:
+    base = tmp_path / "runtime" / "vcuda"
+    uuid = next(line.split()[-1] for line in doctor().stdout.splitlines() if " GPU 0 " in line)
+    left = quotas.create_in(quotas.private_base(base), [GpuLimit(uuid, 16 << 30)], ["python", "train.py"])
+    limited = {"LD_PRELOAD": str(LIBRARY), "VCUDA_MEMORY_LIMIT": "16GiB"}
+    assert of_limits(doctor(**limited)) == [
+        "warn  GPU 0 has 24 GiB, and 32 GiB of it are promised now (16 GiB to python train.py): programs may find it "
+        "full although their quotas have room; set less, or end one of them"
+    ]
+    assert quotas.remove_if_unused(left, launcher_done=True)
+    driver = re.search(r"NVML +driver (\S+),", doctor().stdout)
+    assert driver is not None
+    contexts.keep(base, driver[1], {uuid: 100 << 20})
+    assert of_limits(doctor(**{**limited, "VCUDA_MEMORY_LIMIT": "50MiB"})) == [
+        "fail  50MiB are less than a context takes of GPU 0: one took 100MiB; set that and what the program needs "
+        "besides"
+    ]

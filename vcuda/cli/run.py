@@ -229,7 +229,10 @@ def _preload_entry(library: Path, base: Path, own: Path | None) -> Path:
 def _machine_choice(names: list[str], config: settings.UserSettings) -> machine.Choice:
     from vcuda import machine
 
-    return machine.choose(names, config)
+    choice = machine.choose(names, config)
+    if not choice.devices:
+        raise errors.NoDriverError("there is no GPU to limit", "NVML lists none")
+    return choice
 
 
 def _check_size(
