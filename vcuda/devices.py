@@ -23,6 +23,7 @@ __all__ = [
     "list_with_driver",
     "process_memory",
     "select_devices",
+    "visible_devices",
 ]
 
 
@@ -84,6 +85,30 @@ def select_devices(names: Sequence[str], present: Sequence[GpuDevice]) -> tuple[
             raise errors.UsageError(f"GPU {text}", "named twice", "name each GPU once")
         chosen.append(device)
     return tuple(chosen)
+
+
+def visible_devices(listed: str, present: Sequence[GpuDevice], *, by_bus: bool) -> tuple[GpuDevice, ...]:
+    """The devices of PRESENT that a program sees under CUDA_VISIBLE_DEVICES=LISTED: up to the first that is none.
+
+    BY_BUS: CUDA counts as NVML does (CUDA_DEVICE_ORDER=PCI_BUS_ID). Else it does where all are of one model; where they
+    are not, each may be the one that a number means, and that has a MIG instance. Source: CUDA C++ Programming Guide,
+    "CUDA Environment Variables".
+    """
+    same_order = by_bus or len({device.name for device in present}) == 1
+    visible: list[GpuDevice] = []
+    for word in listed.split(","):
+        name = word.strip()
+        if name.startswith("MIG-") or (name.isdigit() and not same_order):
+            return tuple(present)
+        fitting = [
+            device
+            for device in present
+            if (name == str(device.index) if name.isdigit() else name and device.uuid.startswith(name))
+        ]
+        if len(fitting) != 1:
+            break
+        visible += [device for device in fitting if device not in visible]
+    return tuple(visible)
 
 
 def process_memory(uuids: Iterable[str]) -> dict[str, dict[int, int]]:

@@ -211,6 +211,18 @@ def test_the_context_of_a_command_that_nobody_watched(
     assert len(quotas.find_quotas(base)) == (way == "still running")
 
 
+def test_which_gpu_has_hardly_enough_for_a_context(run: Run) -> None:
+    """Of two GPUs one has been measured."""
+    assert run("run", "--memory", "1GiB", "--gpu", "0", "--", sys.executable, "-c", CLIENT).returncode == 0
+    small = ("run", "--memory", "128MiB")
+    assert run(*small, "--", "true").stderr.startswith(
+        "vcuda run: warning: --memory 128MiB is hardly enough for a context on GPU 1, where none was measured: "
+    )
+    assert run(*small, "--gpu", "0", "--", "true").stderr == ""
+    assert run(*small, "--", "true", CUDA_VISIBLE_DEVICES="0").stderr == ""
+    assert "on GPU 1, where" in run(*small, "--", "true", CUDA_VISIBLE_DEVICES="1").stderr
+
+
 def test_ps_tells_who_was_refused(run: Run, start: Callable[..., subprocess.Popen[str]]) -> None:
     process = start("run", "--memory", "8GiB", "--", sys.executable, "-c", CLIENT, str(9 * GIB), str(8 * GIB))
     line(process)

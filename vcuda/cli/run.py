@@ -131,7 +131,10 @@ def check_quota(parsed: argparse.Namespace) -> None:
     quota_request.parse_compute(parsed.cores, elastic=parsed.elastic)
     config = settings.read_settings()
     choice = _machine_choice(parsed.gpu, config)
-    _check_size(memory, choice.devices, _context_costs(config.base_directory, choice.driver))
+    costs = _context_costs(config.base_directory, choice.driver)
+    _check_size(
+        memory, choice.devices, costs, choice.devices if parsed.gpu else _visible(choice.devices, config)
+    )
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -154,7 +157,7 @@ def run(parsed: argparse.Namespace) -> int:
     choice = _machine_choice(parsed.gpu, config)
     driver, chosen = choice.driver, choice.devices
     costs = _context_costs(config.base_directory, driver)
-    _check_size(memory, chosen, costs)
+    _check_size(memory, chosen, costs, chosen if parsed.gpu else _visible(chosen, config))
     gpus = _gpu_limits(chosen, memory, compute)
     executable = program.find_program(words[0], config.environment.get("PATH", os.defpath))
     if executable is None:
@@ -235,10 +238,21 @@ def _machine_choice(names: list[str], config: settings.UserSettings) -> machine.
     return choice
 
 
+def _visible(present: Sequence[GpuDevice], config: settings.UserSettings) -> Sequence[GpuDevice]:
+    from vcuda import devices
+
+    listed = config.environment.get("CUDA_VISIBLE_DEVICES")
+    by_bus = config.environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    return present if listed is None else devices.visible_devices(listed, present, by_bus=by_bus)
+
+
 def _check_size(
-    memory: quota_request.MemoryRequest, chosen: Sequence[GpuDevice], contexts_measured: Mapping[str, int]
+    memory: quota_request.MemoryRequest,
+    chosen: Sequence[GpuDevice],
+    contexts_measured: Mapping[str, int],
+    visible: Sequence[GpuDevice],
 ) -> None:
-    """A quota must fit on each GPU, and a context into it. Raises UsageError."""
+    """A quota must fit on each GPU, and a context into it. Raises UsageError. VISIBLE: what the command sees."""
     option = "--physical" if memory.host_bytes else "--memory"
     beyond = "" if memory.host_bytes else "; with --physical SIZE the rest may lie in host memory"
     size = exact_size(memory.on_gpu)
@@ -256,11 +270,11 @@ def _check_size(
                 f"one took {exact_size(cost)} when it was last measured here",
                 "request that and what the program needs besides",
             )
-    unmeasured = [device.index for device in chosen if device.uuid not in contexts_measured]
+    unmeasured = [str(device.index) for device in visible if device.uuid not in contexts_measured]
     if unmeasured and memory.on_gpu < _HARDLY_ENOUGH:
         print(
-            f"vcuda run: warning: {option} {size} is hardly enough for a context, which takes some hundred MiB of a "
-            "GPU: the program may not get one",
+            f"vcuda run: warning: {option} {size} is hardly enough for a context on GPU {', '.join(unmeasured)}, where "
+            "none was measured: one takes some hundred MiB, and the program may not get it",
             file=sys.stderr,
         )
     quota_request.check_host_memory(memory, len(chosen))
