@@ -26,13 +26,15 @@ _GAP = "  "
 class Column:
     """One column. least, most: its width in characters, at least and at most; most 0: as wide as its longest cell.
 
-    uuids: whether it has UUIDs of GPUs. style: the style of a cell, one of `gigaslice.runtime.terminal.STYLES`.
+    shorter: what a longer cell is before it is cut, from the cell and MOST. uuids: whether it has UUIDs of GPUs. style:
+    the style of a cell, one of `gigaslice.runtime.terminal.STYLES`.
     """
 
     heading: str
     right: bool = False
     least: int = 0
     most: int = 0
+    shorter: Callable[[str, int], str] | None = None
     uuids: bool = False
     style: Callable[[str], str] | None = None
 
@@ -64,7 +66,7 @@ def as_table(
         rows = _with_short_uuids(columns, rows)
     lines = [[column.heading for column in columns], *rows]
     cells = [
-        [_cut(cell, 0 if whole else column.most) for cell, column in zip(line, columns, strict=True)]
+        [cell if whole else _fitted(cell, column) for cell, column in zip(line, columns, strict=True)]
         for line in lines
     ]
     widths = [
@@ -104,8 +106,13 @@ def _with_short_uuids(columns: Sequence[Column], rows: Sequence[Sequence[str]]) 
     return [[short[cell] if number in places else cell for number, cell in enumerate(row)] for row in rows]
 
 
-def _cut(cell: str, most: int) -> str:
+def _fitted(cell: str, column: Column) -> str:
+    most = column.most
     if not most or _width(cell) <= most:
+        return cell
+    if column.shorter is not None:
+        cell = column.shorter(cell, most)
+    if _width(cell) <= most:
         return cell
     while _width(cell) > most - 1:
         cell = cell[:-1]

@@ -335,12 +335,23 @@ def _table(snapshot: _Snapshot, columns: int) -> str:
                     name, pid = f"  {errors.printable(process.name)}", str(process.pid or "?")
                     rows.append([name, pid, gpu.uuid, *(cells[heading] for heading in headings)])
     table = [
-        Column("CONTAINER OR COMMAND", most=widest),
+        Column("CONTAINER OR COMMAND", most=widest, shorter=_without_directories),
         Column("PID", right=True, least=_PID),
         Column("GPU", least=SHORT, uuids=True),
         *(Column(heading, right=True, least=_SIZE) for heading in headings),
     ]
     return as_table(table, rows)
+
+
+def _without_directories(name: str, most: int) -> str:
+    """A command without the directories of its words, the interpreter's first, until it has MOST characters."""
+    words = name.split(" ")
+    for number, word in enumerate(words):
+        if len(" ".join(words)) <= most:
+            break
+        if word.startswith(("/", "./", "../")):
+            words[number] = word.rstrip("/").rpartition("/")[2] or word
+    return " ".join(words)
 
 
 def _promise_table(snapshot: _Snapshot) -> str:

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -309,3 +310,27 @@ def test_a_narrow_terminal_shows_fewer_columns(columns: int, shown: int) -> None
 def test_host_memory_has_a_column_where_there_is_some() -> None:
     assert ps._headings(200, shared=True)[:3] == ("LIMIT", "USED", "MANAGED")
     assert ps._headings(80, shared=True) == ("LIMIT", "USED", "MANAGED", "PEAK")
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "short"),
+    [
+        ("/opt/venv/bin/python /home/me/a.py", 60, "/opt/venv/bin/python /home/me/a.py"),
+        ("/opt/venv/bin/python /home/me/a.py", 24, "python /home/me/a.py"),
+        ("/opt/venv/bin/python /home/me/a.py", 12, "python a.py"),
+        ("me: ./bin/serve --data=/a/b /", 12, "me: serve --data=/a/b /"),
+        ("team/train-7/main", 12, "team/train-7/main"),
+    ],
+)
+def test_the_interpreters_directories_go_first(name: str, most: int, short: str) -> None:
+    assert ps._without_directories(name, most) == short
+
+
+def test_two_commands_differ_in_a_narrow_terminal(
+    quota: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = quotas.read_quota(quota("work"))
+    pair = tuple(replace(found, name=f"/opt/venv/bin/python /home/me/{script}.py") for script in "ab")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    rows = ps._table(ps._Snapshot(0.0, pair, (), {}), 60).splitlines()
+    assert [row.split()[:2] for row in rows[1:]] == [["python", "a.py"]] * 2 + [["python", "b.py"]] * 2

@@ -72,3 +72,10 @@ def test_wide_and_combining_characters_take_their_room():
         [Column("N", most=5), Column("X")], [("模型模型", "1"), ("e\u0301a", "2")], whole=False
     ).splitlines()
     assert lines == ["N      X", "模型…  1", "e\u0301a     2"]
+
+
+def test_a_cell_is_made_shorter_before_it_is_cut():
+    column = Column("A", most=6, shorter=lambda cell, most: cell.removeprefix("/long/"))
+    rows = [["/long/it"], ["/long/than that"], ["short"]]
+    assert as_table([column], rows, whole=False, colour=False).splitlines() == ["A", "it", "than …", "short"]
+    assert as_table([column], rows, whole=True, colour=False).splitlines()[1] == "/long/it"
