@@ -40,7 +40,12 @@ def test_a_name_with_another_value_is_refused_while_it_is_used(stage: Stage) -> 
     second = stage.take(VCUDA_QUOTA="nb", limit="2GiB")
     assert answer(second)[2] == str(NOT_READY)
     (line,) = finish(second)
-    for part in (str(stage.base / "quota-nb"), "gives it 4GiB", " 2GiB, but ", "set VCUDA_QUOTA to another name"):
+    for part in (
+        str(stage.base / "quota-nb"),
+        "gives it 4GiB",
+        " 2GiB, but ",
+        "set VCUDA_QUOTA to another name",
+    ):
         assert part in line
     kill(first)
     third = stage.take(VCUDA_QUOTA="nb", limit="2GiB")
