@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from vcuda import devices, errors, settings
 from vcuda.devices import GpuDevice
 
-__all__ = ["Choice", "choose", "main"]
+__all__ = ["MachineGpus", "choose", "main"]
 
 _SECONDS = 60  # a driver's first start on a machine with many GPUs takes some of them
 _CHILD = (
@@ -26,14 +26,14 @@ _CHILD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class MachineGpus:
     """The driver's version, and the devices that were named, or all; none on a machine without a GPU."""
 
     driver: str
     devices: tuple[GpuDevice, ...]
 
 
-def choose(names: Sequence[str], config: settings.UserSettings) -> Choice:
+def choose(names: Sequence[str], config: settings.UserSettings) -> MachineGpus:
     """The devices that NAMES names (see `devices.select_devices`), all of the machine's where it is empty.
 
     Raises:
@@ -43,13 +43,13 @@ def choose(names: Sequence[str], config: settings.UserSettings) -> Choice:
     return _through_child(names, config) if config.is_limited else _here(names)
 
 
-def _here(names: Sequence[str]) -> Choice:
+def _here(names: Sequence[str]) -> MachineGpus:
     driver, present = devices.list_with_driver()
     chosen = devices.select_devices(names, present) if names else present
-    return Choice(driver, chosen)
+    return MachineGpus(driver, chosen)
 
 
-def _through_child(names: Sequence[str], config: settings.UserSettings) -> Choice:
+def _through_child(names: Sequence[str], config: settings.UserSettings) -> MachineGpus:
     command = [sys.executable, "-I", "-c", _CHILD, json.dumps(sys.path), *names]
     what = "the GPUs cannot be listed outside of this quota"
     try:
@@ -72,7 +72,7 @@ def _through_child(names: Sequence[str], config: settings.UserSettings) -> Choic
         name, *parts = answer["error"]
         kind: type[errors.VcudaError] = getattr(errors, name)
         raise kind(*parts)
-    return Choice(answer["driver"], tuple(GpuDevice(**device) for device in answer["devices"]))
+    return MachineGpus(answer["driver"], tuple(GpuDevice(**device) for device in answer["devices"]))
 
 
 def main() -> None:

@@ -229,7 +229,7 @@ def _preload_entry(library: Path, base: Path, own: Path | None) -> Path:
     return preload.entry_for(library, home)
 
 
-def _machine_choice(names: list[str], config: settings.UserSettings) -> machine.Choice:
+def _machine_choice(names: list[str], config: settings.UserSettings) -> machine.MachineGpus:
     from vcuda import machine
 
     choice = machine.choose(names, config)
