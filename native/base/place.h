@@ -8,6 +8,9 @@
 /* A static table of kilobytes, all zero at first. */
 #define VC_LARGE __attribute__((section(".bss.large")))
 
+/* What is written when the library is loaded, in every process: behind the small variables, on their last page. */
+#define VC_AT_LOAD __attribute__((section(".bss.at_load")))
+
 /* A large table whose beginning every start writes: it follows the small variables, and begins on their last page. The
  * linker puts these sections in the order of their names. */
 #define VC_LARGE_BEGINNING __attribute__((section(".bss.beginning")))

@@ -13,6 +13,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "place.h"
+
 enum { UNKNOWN, CLOSED, OPEN };
 
 struct file {
@@ -20,7 +22,8 @@ struct file {
   _Atomic int state; /* UNKNOWN: no such file */
 };
 
-static struct file loaded, redirected;
+static VC_AT_LOAD struct file loaded;
+static struct file redirected;
 static _Atomic int used;
 
 static int look(int fd, struct stat *out) { return syscall(SYS_newfstatat, fd, "", out, AT_EMPTY_PATH) == 0; }
