@@ -158,7 +158,7 @@ def test_a_library_that_is_loaded_into_a_program_without_environment(place):
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace shows the system calls")
-def test_a_program_without_cuda_pays_one_system_call(tmp_path):
+def test_a_program_without_cuda_pays_two_system_calls(tmp_path):
     def calls(*settings: str) -> list[str]:
         """Those after the loader's last."""
         trace = tmp_path / "trace"
@@ -167,4 +167,4 @@ def test_a_program_without_cuda_pays_one_system_call(tmp_path):
         return names[len(names) - names[::-1].index("munmap") :]
 
     plain = calls()
-    assert calls(f"--env=LD_PRELOAD={LIBRARY}") == ["faccessat", *plain]
+    assert calls(f"--env=LD_PRELOAD={LIBRARY}") == ["newfstatat", "faccessat", *plain]
