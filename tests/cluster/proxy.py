@@ -74,7 +74,9 @@ class Proxy:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0.2))  # in which a handshake that was under way is given up
+        self._loop.run_until_complete(
+            asyncio.sleep(0.2)
+        )  # in which a handshake that was under way is given up
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
