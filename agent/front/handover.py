@@ -51,7 +51,6 @@ _MOST_BYTES = 256 << 20
 _PATIENCE = 5.0
 _AGAIN_SECONDS = 0.1
 _MOST_SILENT = 16
-_ANNOUNCE_AGAIN_SECONDS = 1.0
 _FAILED_SECONDS = 1.0  # until the front before is asked again for what could not be taken
 _CREDENTIALS = struct.Struct("=iII")
 
