@@ -94,7 +94,7 @@ NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native
 
 # $(1) flavour, $(2) extra compiler flags
 define native_tests
-$(BUILD)/native/$(1)/tests/%.c.o: tests/native/%.c
+$(BUILD)/native/$(1)/tests/%.c.o: tests/native/%.c | $(VENV)
 	@mkdir -p $$(@D)
 	@echo "  CC  $$(call place,$$@,$(patsubst tests/native/%,$(BUILD)/native/$(1)/tests/%.o,$(NATIVE_TEST_SOURCES)))  $$@"
 	$$(Q)$$(CC) $$(NATIVE_CFLAGS) $(2) -pthread $$(NATIVE_I_cuda) -Inative -Itests/native -MT $$@ -MF $$(@:.o=.d) -c $$< -o $$@.new && mv $$@.new $$@

@@ -21,7 +21,7 @@ from vcuda import doctor as doctor_module
 from vcuda.finding import Finding
 from vcuda.limits import GpuLimit
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 Doctor = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -19,7 +19,7 @@ import pytest
 from tests.fakes.command import alone, environment, runtime
 from vcuda import quotas
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KERNEL = """
 import ctypes, os, signal, sys
 interrupts = []
