@@ -3,7 +3,7 @@
 FUZZ_TARGETS := text limits ledger nvml
 FUZZ_MUTATIONS ?= 3000
 SECONDS ?= 60
-FUZZ_SOURCES := $(wildcard native/base/*.c native/shm/*.c) native/config.c native/directory.c native/head.c
+FUZZ_SOURCES := $(wildcard native/base/*.c native/shm/*.c) native/config.c native/directory.c native/head.c native/mounts.c
 FUZZ_INCLUDES = $(NATIVE_I_nvml) -Inative -Itests/fuzz
 
 .PHONY: fuzz fuzz-replay
