@@ -39,10 +39,13 @@ HANDOVER = "handover.sock"
 """Where a front hands over to the next, in the state directory."""
 AWAIT_SECONDS = 20.0
 """With the seconds in which the agent ends, less than a pod's usual 30 seconds of grace."""
-_GREETING = b"gigaslice front 2\n"  # another number where the form of what is handed over has changed
+_GREETING = b"gigaslice front 3\n"  # another number where the form of what is handed over has changed
+_UNCONFIRMED_GREETING = b"gigaslice front 2\n"  # of versions that go on without a confirmation
 _OLDER_GREETING = (
     b"gigaslice front 1\n"  # of versions that serve no claims: descriptors of those would never be closed
 )
+_GREETINGS = (_GREETING, _UNCONFIRMED_GREETING, _OLDER_GREETING)
+"""The newest first: a front closes what greets it in a way that it does not know."""
 _TAKEN = b"taken\n"
 _YOURS = b"yours\n"  # the answer to it; an older version ends without one
 _LEAVING = b"leaves\n"  # of a successor that waits and is asked to end itself
@@ -64,6 +67,7 @@ class SuccessorListener:
         self._path: Path | None = None
         self._successor: socket.socket | None = None
         self._takes_claims = False  # the successor
+        self._confirms = False  # the successor waits until it is told that everything is its own
         self._left = False  # the last successor, when it was asked to end
         self._announced: socket.socket | None = None
         self._silent: list[socket.socket] = []  # connections that have not said yet what they are
@@ -131,6 +135,8 @@ class SuccessorListener:
         successor = self._successor
         if successor is None:
             return False
+        if not self._confirms:  # it makes sockets of its own at once, where nothing may listen by then
+            self._let_go()
         state, fds = export(self._front, takes_claims=self._takes_claims)
         raw = json.dumps(state).encode()
         try:
@@ -143,12 +149,16 @@ class SuccessorListener:
         except OSError as error:
             self._front.log.say("error", "front", "hand-over failed", detail=str(error))
             self._forget_successor()
-            for endpoint in self._front.endpoints.values():
-                endpoint.resume()
+            if self._confirms:
+                for endpoint in self._front.endpoints.values():
+                    endpoint.resume()
+            else:
+                self._left = True  # what it was to have is open no more
             return False
-        with contextlib.suppress(OSError):  # one of an older version does not wait for it
-            successor.sendall(_YOURS)
-        self._let_go()
+        if self._confirms:
+            self._let_go()
+            with contextlib.suppress(OSError):
+                successor.sendall(_YOURS)
         self._front.log.say("info", "front", "handed over", streams=state["streams"])
         return True
 
@@ -199,10 +209,11 @@ class SuccessorListener:
             self._front.selector.register(connection, selectors.EVENT_READ, self._gone)
             self._front.log.say("info", "front", "successor is starting", process=pid)
             return
-        if greeting not in (_GREETING, _OLDER_GREETING) or self._successor is not None:
+        if greeting not in _GREETINGS or self._successor is not None:
             connection.close()
             return
-        self._successor, self._takes_claims, self._left = connection, greeting == _GREETING, False
+        self._successor, self._left = connection, False
+        self._takes_claims, self._confirms = greeting != _OLDER_GREETING, greeting == _GREETING
         self._front.selector.register(connection, selectors.EVENT_READ, self._lost)
         self._front.log.say("info", "front", "successor is ready", process=pid)
 
@@ -306,8 +317,9 @@ class Predecessor:
             with sock:
                 state = _received(sock, fds)
                 if state is None:
-                    if self._greeting == _GREETING:  # an older version closes what greets it in another way
-                        self._connect(_OLDER_GREETING)
+                    older = _GREETINGS[_GREETINGS.index(self._greeting) + 1 :]
+                    if older:  # the front before may be of a version that does not know this greeting
+                        self._connect(older[0])
                     self._news = self._news or self._sock is None
                     return
                 adopt(self._front, state, fds)

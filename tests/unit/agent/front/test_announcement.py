@@ -14,7 +14,7 @@ from agent.front.front import Front
 from agent.front.handover import AWAIT_SECONDS, Predecessor, SuccessorListener
 
 GIVE_UP = 30.0
-GREETING = b"gigaslice front 2\n"
+GREETING = b"gigaslice front 3\n"
 
 
 @pytest.fixture

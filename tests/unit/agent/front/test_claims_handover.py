@@ -2,6 +2,7 @@
 """The driver of claims goes from one front to the next: sockets, connections, calls; the kubelet sees nothing of it."""
 
 import json
+import os
 import signal
 import socket
 import struct
@@ -33,7 +34,7 @@ from tests.unit.agent.front.claims_place import (
     until,
 )
 
-OLDER, NEWER = b"gigaslice front 1\n", b"gigaslice front 2\n"
+OLDER, UNCONFIRMED, NEWER = (b"gigaslice front %d\n" % number for number in (1, 2, 3))
 
 
 class Successor(Place):
@@ -387,6 +388,45 @@ def test_an_older_successor_gets_what_it_knows_and_the_driver_is_gone(
         stream.cancel()
 
 
+def refused(path):
+    """Whether nothing listens there."""
+    with socket.socket(socket.AF_UNIX) as dialled:
+        return dialled.connect_ex(str(path)) != 0
+
+
+@pytest.mark.parametrize(("greeting", "answer"), [(NEWER, b"yours\n"), (UNCONFIRMED, b"")])
+def test_nothing_listens_for_the_kubelet_any_more_when_a_successor_goes_on(place, agent, greeting, answer):
+    """It makes a socket of its own at once, and would take the one that is there for another agent's."""
+    path, heard = with_resource(place, agent), []
+    with place.halted() as front:
+        listener = SuccessorListener(front)
+        listener.listen(str(place.root / "handover.sock"))
+    place.lose_agent()
+
+    def succeed():
+        head, fds, _, _ = socket.recv_fds(sock, 4, 200)
+        for fd in fds:
+            os.close(fd)
+        assert sock.recv(struct.unpack("!I", head)[0], socket.MSG_WAITALL)
+        if greeting != NEWER:  # it goes on without an answer
+            heard.append(refused(path))
+        sock.sendall(b"taken\n")
+        heard.extend((sock.recv(6), refused(path)))
+
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(place.root / "handover.sock"))
+        sock.sendall(greeting)
+        until(lambda: listener.ready)
+        thread = threading.Thread(target=succeed)
+        thread.start()
+        with place.halted() as front:
+            assert listener.hand_over()
+            place.end(front)
+            listener.close()
+        thread.join(GIVE_UP)
+    assert heard[-2:] == [answer, True] and all(heard[:-2])
+
+
 def test_an_older_predecessor_is_greeted_as_it_expects(place):
     """It closes what greets it in another way, and hands over what it has always handed over."""
     place.root.joinpath("plugins").mkdir()
@@ -398,11 +438,12 @@ def test_an_older_predecessor_is_greeted_as_it_expects(place):
         older.listen()
         predecessor.follow(path)
         assert not predecessor.poll(time.monotonic() + 1)
-        first, _ = older.accept()
-        assert first.recv(18) == NEWER
-        first.close()
-        front.step(GIVE_UP)
-        assert not predecessor.poll(time.monotonic()), "it has not ended"
+        for unknown in (NEWER, UNCONFIRMED):
+            first, _ = older.accept()
+            assert first.recv(18) == unknown
+            first.close()
+            front.step(GIVE_UP)
+            assert not predecessor.poll(time.monotonic()), "it has not ended"
         second, _ = older.accept()
         assert second.recv(18) == OLDER
         assert predecessor.connected
