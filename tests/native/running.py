@@ -219,7 +219,7 @@ def eventually(condition: object, seconds: float = 20.0) -> bool:
 def rooted_library() -> Iterator[tuple[Path, Path]]:
     """The library with another directory in the place of /etc/vcuda, as a container sees its mounts.
 
-    It is the built library itself: a name of the same length is written over the two that it looks for. Compiling and
+    It is the built library itself: a name of the same length is written over the three that it looks for. Compiling and
     linking it for another directory takes twelve seconds of CPU, which on a busy machine is more than a test may take.
 
     Yields:
@@ -227,7 +227,7 @@ def rooted_library() -> Iterator[tuple[Path, Path]]:
     """
     content = LIBRARY.read_bytes()
     with _short_directory(len("/etc/vcuda")) as directory, tempfile.TemporaryDirectory() as place:
-        for text in (b"\0/etc/vcuda\0", b"\0/etc/vcuda/limits\0"):
+        for text in (b"\0/etc/vcuda\0", b"\0/etc/vcuda/limits\0", b"\0/etc/vcuda/allocations\0"):
             assert content.count(text) == 1, f"{LIBRARY} has {text!r} {content.count(text)} times"
             content = content.replace(text, text.replace(b"/etc/vcuda", bytes(directory)))
         Path(place).chmod(0o755)  # programs of other users have it too

@@ -116,7 +116,7 @@ def test_what_is_made_is_there_whole_or_not_at_all() -> None:
 def test_the_exit_code_of_ci_is_honest(tmp_path: Path, check: str, tests: str, code: int, last: str) -> None:
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
-    (tmp_path / "Makefile").write_text(f"check:\n\t@{check}\ntest:\n\t@{tests}\n")
+    (tmp_path / "Makefile").write_text(f"programs:\ncheck:\n\t@{check}\ntest:\n\t@{tests}\n")
     result = call("bash", tmp_path / ".ci" / "run", MAKEFLAGS="")
     assert result.returncode == code
     if last:

@@ -77,6 +77,6 @@ class StandIns(ControlPlane):
     async def _admitted(self, document: Document) -> Document:
         """The pod as the webhook completes it, asked as an API server asks. Raises Refused."""
         for path, plural in _CONFIGURATIONS.items():
-            (hook,) = self._api.named(plural)[WEBHOOK]["webhooks"]
-            document = await reviewed(self._session, self._ports.webhook, path, hook, document)
+            for hook in self._api.named(plural)[WEBHOOK]["webhooks"]:
+                document = await reviewed(self._session, self._ports.webhook, path, hook, document)
         return document

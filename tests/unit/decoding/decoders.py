@@ -77,6 +77,7 @@ from gigaslice.roles.dataset_node.store import documents
 from gigaslice.roles.scheduler.datasets import DatasetIndex
 from gigaslice.roles.scheduler.placer import Placer
 from gigaslice.roles.scheduler.protocol import BindRequest, PodRequest, PreemptRequest
+from gigaslice.roles.webhook.claim_conflicts import our_requests
 from gigaslice.roles.webhook.namespace_rules import parse_quota
 from gigaslice.roles.webhook.reviews import read_review
 from gigaslice.runtime import local_protocol
@@ -322,6 +323,9 @@ DECODERS: tuple[Decoder, ...] = (
     Decoder("quota by claims", (CONTROLLER,), _document(lambda one: parse_quota(one, ClusterUnits())), lambda: (
         seeds.QUOTA,
     ), (), ("gigaslice.roles.webhook.namespace_rules:parse_quota",), 0.5),
+    Decoder("requests of a claim", (CONTROLLER,), _document(our_requests), lambda: (seeds.CLAIM_SPEC,), (), (
+        "gigaslice.roles.webhook.claim_conflicts",
+    ), 0.5),
     Decoder("pod with GPUs", (SCHEDULER,), _document(gpu_pod), seeds.pods, (ValueError,), (
         "gigaslice.kubeapi.cluster_objects:gpu_pod",
     )),

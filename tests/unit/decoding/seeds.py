@@ -219,6 +219,14 @@ def claims_of_pods() -> tuple[str, ...]:
 
 
 NAMESPACE: Document = {"metadata": {"name": "team", "labels": {"gigaslice.io/api": "dra", "a": "b"}}}
+CLAIM_SPEC: Document = {
+    "devices": {
+        "requests": [
+            {"name": "gpu", "exactly": {"deviceClassName": "vgpu.gigaslice.io"}},
+            {"name": "any", "firstAvailable": [{"name": "a", "deviceClassName": "vgpu.gigaslice.io"}]},
+        ]
+    }
+}
 QUOTA: Document = {
     "metadata": {"namespace": "team", "name": "gpus"},
     "spec": {"hard": {"requests.gigaslice.io/vgpu-memory": "64", "pods": "7"}},

@@ -59,14 +59,24 @@ def test_what_the_controller_writes_is_rendered_empty_and_named_on_the_page() ->
             assert not {"data", "stringData"} & one.keys()
             secrets.add(("Secret", one["metadata"]["name"]))
         if one["kind"].endswith("WebhookConfiguration"):
-            assert len(one["webhooks"]) == 1, "Flux's path names the first alone"
-            assert "caBundle" not in one["webhooks"][0]["clientConfig"]
-            hooks.add((one["kind"], one["metadata"]["name"]))
-    assert secrets and len(hooks) == 2
-    assert {(one["kind"], one["name"]) for one in argo} == secrets | hooks
-    targets = [one["target"] for one in flux]
-    for kind, name in secrets | hooks:
-        assert any(re.fullmatch(one["kind"], kind) and one["name"] == name for one in targets), kind
+            for number, hook in enumerate(one["webhooks"]):
+                assert "caBundle" not in hook["clientConfig"]
+                hooks.add((one["kind"], one["metadata"]["name"], number))
+    configurations = {(kind, name) for kind, name, _ in hooks}
+    assert secrets and len(configurations) == 2 and len(hooks) == 3
+    assert {(one["kind"], one["name"]) for one in argo} == secrets | configurations
+
+    def ignored(kind: str, name: str, path: str) -> bool:
+        return any(
+            re.fullmatch(one["target"]["kind"], kind)
+            and one["target"]["name"] == name
+            and path in one["paths"]
+            for one in flux
+        )
+
+    assert all(ignored(kind, name, "/data") for kind, name in secrets)
+    for kind, name, number in hooks:
+        assert ignored(kind, name, f"/webhooks/{number}/clientConfig/caBundle"), (kind, number)
 
 
 def test_definitions_are_kept_and_the_page_says_which() -> None:
