@@ -227,13 +227,14 @@ def test_a_new_order_waits_for_ten_seconds_and_up_to_three_more_also_after_a_sta
     times = replace(SliceTimes(), together=0.01, look=0.05)
 
     async def story(publisher):
-        for order in ((2, 1, 0), (1, 0, 2)):
+        for number, order in enumerate(((2, 1, 0), (1, 0, 2)), start=1):
             content.set(order=tuple(uuid(index) for index in order))
-            now[0] += pause - 0.01
+            now[0] += pause - 0.25
             await asyncio.sleep(0.3)
             assert indices(server) != list(order)
-            now[0] += 0.01
-            await until(lambda order=order: indices(server) == list(order))
+            now[0] += 0.5
+            await until(lambda number=number: publisher.writes == number)  # which knows then when that was
+            assert indices(server) == list(order)
 
     publishing(lambda publisher: until(lambda: publisher.current))
     publishing(story, times, clock=lambda: now[0])
