@@ -3,7 +3,7 @@
 
 The node is that of test_claims_node.py. Its agent is started as `tests.integration.claims.dying`, which dies or stops
 at a point that is armed. A pod has to run, and an allocation to be gone, within LONGEST of the moment at which the
-agent is back.
+agent is back. Only a call of Unprepare that ended with its front waits for the kubelet, which asks again by itself.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from tests.integration.claims import dying
 
 LONGEST = 5.0
 """Seconds that a restart of anything may cost a pod."""
+KUBELET_PAUSE = 20.0
+"""Seconds after which a kubelet gives a claim up again, when that was cut off: its own pause, of 8 to 12 here."""
 NOTICED = 60.0
 PREPARE = list(itertools.product(dying.PREPARE_STEPS, dying.SIDES))
 UNPREPARE = list(itertools.product(dying.UNPREPARE_STEPS, dying.SIDES))
@@ -118,7 +120,7 @@ def test_the_agent_is_killed_at_each_point_of_unprepare(mortal: Mortal, what: st
         reached()
         delays.append(timed(f"nothing is left after a kill {point}", gone(node, allocation)))
         node.delete(name)
-    assert max(delays) <= LONGEST
+    assert max(delays) <= (LONGEST if what == dying.AGENT else KUBELET_PAUSE)
 
 
 @pytest.mark.parametrize("who", ["KUBELET", "RUNTIME"])
