@@ -6,13 +6,14 @@ Each function takes the text and returns the value, or raises ValueError with a 
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from gigaslice.runtime.command_line.command import did_you_mean
 
 __all__ = [
     "WordChoice",
@@ -81,8 +82,9 @@ def offered_words(parse: Callable[[str], object]) -> tuple[str, ...]:
 
 
 def _none_of(text: str, options: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(text.lower(), options, n=1)
-    return f"must be one of {', '.join(options)}" + (f"; did you mean {near[0]}?" if near else "")
+    return "; ".join(
+        filter(None, (f"must be one of {', '.join(options)}", did_you_mean(text.lower(), options)))
+    )
 
 
 def count(text: str) -> int:

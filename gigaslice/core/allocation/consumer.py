@@ -121,7 +121,7 @@ class Origin(Protocol):
 
 
 def labels_of(origin: Origin) -> tuple[str, ...]:
-    """The values of `OBJECT_LABELS`: of two allocations on a node they differ, also before consumers are known.
+    """The values of `OBJECT_LABELS`. Those of two claims differ, also before consumers are known.
 
     A label that the consumers do not have in common is empty. So of a claim, which containers of several pods can
     share, namespace, name and requests are labels, too.
