@@ -6,6 +6,7 @@ an answer: without access the pods are unknown, and everything goes on with defa
 """
 
 from agent.apiserver.cluster import Cluster, Eviction, KubeCluster, NoCluster
+from agent.apiserver.pod_lists import PodLists
 from gigaslice.kubeapi.access import Access, find_access
 
-__all__ = ["Access", "Cluster", "Eviction", "KubeCluster", "NoCluster", "find_access"]
+__all__ = ["Access", "Cluster", "Eviction", "KubeCluster", "NoCluster", "PodLists", "find_access"]

@@ -22,7 +22,7 @@ from agent.allocation.request import ImpossibleError, NotExecutableError
 from agent.allocation.service import AllocationService
 from agent.allocation.start import StartBlocker, StartChecks
 from agent.allocation.start_wait import StartWaiter
-from agent.apiserver import Cluster
+from agent.apiserver import Cluster, PodLists
 from agent.claims.cdi_files import CdiFiles, cdi_devices, cdi_name
 from agent.claims.claim_events import ClaimEvents
 from agent.claims.claim_reader import ClaimReader
@@ -82,6 +82,7 @@ class ClaimPreparation:
         waiter: StartWaiter,
         *,
         cluster: Cluster,
+        lists: PodLists,
         claims: ClaimReader,
         cdi: CdiFiles,
         unit: SliceUnit,
@@ -99,6 +100,7 @@ class ClaimPreparation:
             checks: Tells what a start waits for.
             waiter: Holds the calls.
             cluster: The pods of this node.
+            lists: Read them past the watch.
             claims: Reads claims.
             cdi: The files for the container runtime.
             unit: What a slice is.
@@ -125,7 +127,7 @@ class ClaimPreparation:
         self._earlier = EarlierAllocations(store, service, present, answers_gpus=visible_devices == "cdi")
         self._events = ClaimEvents(cluster)
         self._calls: dict[str, _Calls] = {}
-        self._pods = ReservedPods(cluster)
+        self._pods = ReservedPods(cluster, lists)
         self._log = get_logger("claims")
 
     async def prepare(self, name: ClaimName, remaining: float | None) -> PrepareAnswer:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection
 
 from agent.accounting.presence import Presence, find_mounted
 from agent.allocation.service import AllocationService
-from agent.apiserver import Cluster
+from agent.apiserver import Cluster, PodLists
 from agent.claims.cdi_files import CdiFiles
 from agent.claims.claim_reader import ClaimReader
 from agent.claims.messages import ClaimName
@@ -59,6 +59,7 @@ class ClaimRelease:
         claims: ClaimReader,
         cdi: CdiFiles,
         *,
+        lists: PodLists,
         preparing: Callable[[str], bool],
         awaited: Callable[[], bool] = lambda: False,
         present: Callable[[Collection[str]], Presence] = find_mounted,
@@ -72,6 +73,7 @@ class ClaimRelease:
             cluster: The pods of this node.
             claims: Reads claims.
             cdi: The files for the container runtime.
+            lists: Read the pods past the watch.
             preparing: Whether a claim of that UID is being prepared now.
             awaited: Whether a pod waits for memory.
             present: Finds the allocations that processes of the node have mounted. Blocks.
@@ -80,6 +82,7 @@ class ClaimRelease:
         self._store = store
         self._service = service
         self._cluster = cluster
+        self._lists = lists
         self._claims = claims
         self._cdi = cdi
         self._preparing = preparing
@@ -166,20 +169,29 @@ class ClaimRelease:
             self._alarm.ring()
 
     async def _remaining_users(self, name: ClaimName) -> list[str]:
-        """Returns who still has a claim that the kubelet gives up, once the watch has had time to show who ends.
+        """Returns who still has a claim that the kubelet gives up, once it is known who ends.
 
         The kubelet's call can come before the watch shows that the pod is being deleted, most of all where the pod has
         no container yet, or this agent has just begun to watch. An answer at once would leave the memory counted here
-        after the API server has given it away.
+        after the API server has given it away. So the watch gets a moment, and then the API server is asked: it told
+        the kubelet of the deletion, so it tells us too.
         """
         users = await self._users(name)
         loop = asyncio.get_running_loop()
         until = loop.time() + _NEWS_SECONDS
-        if not users or not self._live_pods(name.namespace, name.name):
+        if not users or not self._live_pods(name):
             return users
-        while self._live_pods(name.namespace, name.name) and (remaining := until - loop.time()) > 0:
+        while self._live_pods(name) and (remaining := until - loop.time()) > 0:
             await self._cluster.news(remaining)
-        return await self._users(name)
+        return await self._users(name, ended=await self._ended(self._live_pods(name)))
+
+    async def _ended(self, pods: Collection[Pod]) -> frozenset[str]:
+        """Returns the UIDs of those of these pods that have ended by what the API server says now."""
+        shown = await self._lists.read() if pods else None
+        if shown is None:
+            return frozenset()
+        alive = {pod.uid for pod in shown.values() if not pod.ending and not pod.terminal}
+        return frozenset(pod.uid for pod in pods if pod.uid not in alive)
 
     def _newcomer(self, name: ClaimName) -> Pod | None:
         """Returns a pod that may have been given a claim which the kubelet gives up for another one; each pod once.
@@ -190,33 +202,42 @@ class ClaimRelease:
         one error at most.
         """
         pods = pods_by_claim(self._cluster.pods.values()).get((name.namespace, name.name), [])
-        for pod in self._live_pods(name.namespace, name.name) if len(pods) > 1 else ():
+        for pod in self._live_pods(name) if len(pods) > 1 else ():
             if pod.phase == "Pending" and (name.uid, pod.uid) not in self._deferred:
                 self._deferred.add((name.uid, pod.uid))
                 return pod
         return None
 
-    def _live_pods(self, namespace: str, claim: str) -> tuple[Pod, ...]:
-        """Returns the pods that have a claim and have not ended, as far as the API server shows them."""
+    def _live_pods(self, name: ClaimName, ended: Collection[str] = ()) -> tuple[Pod, ...]:
+        """Returns the pods that have a claim of that name and have not ended, as far as the API server shows them.
+
+        Args:
+            name: The claim.
+            ended: UIDs of pods that have ended, which the watch may not show yet.
+        """
         if not self._cluster.synced:
             return ()
         return tuple(
             pod
             for pod in self._cluster.pods.values()
-            if pod.namespace == namespace
+            if pod.namespace == name.namespace
             and not pod.ending
             and not pod.terminal
-            and any(own.claim == claim for own in pod.claims)
+            and pod.uid not in ended
+            and any(own.claim == name.name for own in pod.claims)
         )
 
-    async def _users(self, name: ClaimName, *, compared: bool = True) -> list[str]:
+    async def _users(
+        self, name: ClaimName, *, compared: bool = True, ended: Collection[str] = ()
+    ) -> list[str]:
         """Returns who still has a claim: pods, or where the API server shows none, containers on this node.
 
         Args:
             name: The claim.
             compared: Whether it is asked for the UID of the claim that the pods name.
+            ended: As for _live_pods().
         """
-        pods = self._live_pods(name.namespace, name.name)
+        pods = self._live_pods(name, ended)
         others = bool(pods) and compared and await self._is_another(name)
         if pods and not others:
             return [str(pod) for pod in pods]
@@ -224,7 +245,7 @@ class ClaimRelease:
         mounted = (await asyncio.to_thread(self._present, ids)).mounted if ids else ()
         if mounted or others:
             return [f"processes with allocation {allocation_id[:8]}" for allocation_id in sorted(mounted)]
-        return [str(pod) for pod in self._live_pods(name.namespace, name.name)]  # it may have come meanwhile
+        return [str(pod) for pod in self._live_pods(name, ended)]  # it may have come meanwhile
 
     async def _is_another(self, name: ClaimName) -> bool:
         """Whether the claim of that name is a later one by now, which is what pods have that name it."""

@@ -8,17 +8,15 @@ the call.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
-from agent.apiserver import Cluster
+from agent.apiserver import Cluster, PodLists
 from gigaslice.core.claims.resource_claim import ResourceClaim
 from gigaslice.core.errors import GigasliceError
 from gigaslice.core.model import Pod
 
 __all__ = ["NotReservedError", "ReservedPods", "UnsureError"]
 
-_READ_SECONDS = 5.0
 _NEWS_SECONDS = 0.2
 _MOST_UNPREPARED = 1000
 
@@ -34,13 +32,11 @@ class UnsureError(GigasliceError):
 class ReservedPods:
     """Finds the pods of claims among those of a node."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        """CLUSTER has the pods of this node."""
+    def __init__(self, cluster: Cluster, lists: PodLists) -> None:
+        """CLUSTER has the pods of this node, and LISTS read them past the watch."""
         self._cluster = cluster
+        self._lists = lists
         self._unprepared: dict[str, None] = {}  # UIDs, in the order in which the kubelet gave these claims up
-        self._listing = asyncio.Lock()
-        self._lists_asked = self._list_begun = 0
-        self._listed: Mapping[tuple[str, str], Pod] | None = None
 
     def unprepared(self, uid: str) -> None:
         """Notes that the kubelet gives a claim up."""
@@ -82,7 +78,7 @@ class ReservedPods:
             pods = reserved(self._cluster.pods)
             if not some_missing(pods):
                 return pods
-        listed = await self._list()
+        listed = await self._lists.read()
         if listed is None and doubtful:
             given_up = "is being deleted" if claim.ending else "was unprepared"
             raise UnsureError(
@@ -92,13 +88,3 @@ class ReservedPods:
         if listed is not None and not pods:
             raise NotReservedError(f"claim {claim} is reserved for no pod that exists; nothing to prepare")
         return pods
-
-    async def _list(self) -> Mapping[tuple[str, str], Pod] | None:
-        """Returns the node's pods by a list that was begun after this call; one for all that wait for it meanwhile."""
-        self._lists_asked += 1
-        number = self._lists_asked
-        async with self._listing:
-            if self._list_begun < number:
-                self._list_begun = self._lists_asked
-                self._listed = await self._cluster.read(_READ_SECONDS)
-            return self._listed

@@ -13,7 +13,7 @@ from pathlib import Path
 from agent.allocation.service import AllocationService
 from agent.allocation.start import StartChecks
 from agent.allocation.start_wait import StartTimes, StartWaiter
-from agent.apiserver import KubeCluster
+from agent.apiserver import KubeCluster, PodLists
 from agent.claims.cdi_files import CdiFiles
 from agent.claims.claim_reader import KubeClaimReader
 from agent.claims.following import ClaimFollowing
@@ -105,12 +105,14 @@ def build_claims(
     """
     reader, cdi = KubeClaimReader(client), CdiFiles(config.cdi_dir)
     waiter = StartWaiter(store, allocated, CLAIM_TIMES)
+    lists = PodLists(cluster)
     preparation = ClaimPreparation(
         store,
         service,
         checks,
         waiter,
         cluster=cluster,
+        lists=lists,
         claims=reader,
         cdi=cdi,
         unit=SliceUnit(config.slice_bytes, units.parse_bytes),
@@ -125,6 +127,7 @@ def build_claims(
         cluster,
         reader,
         cdi,
+        lists=lists,
         preparing=preparation.preparing,
         awaited=lambda: bool(waiter.waiting or preparation.refusals.waiting),
     )

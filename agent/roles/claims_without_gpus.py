@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from agent.allocation.service import AllocationService
-from agent.apiserver import NoCluster
+from agent.apiserver import NoCluster, PodLists
 from agent.claims.cdi_files import CdiFiles
 from agent.claims.messages import ClaimName, PrepareAnswer
 from agent.claims.registration import ClaimRegistration
@@ -87,8 +87,15 @@ class ClaimsWithoutGpus:
             time.monotonic,
             lambda: secrets.token_hex(16),
         )
+        cluster = NoCluster()
         self._release = ClaimRelease(
-            store, service, NoCluster(), self, CdiFiles(self._config.cdi_dir), preparing=lambda uid: False
+            store,
+            service,
+            cluster,
+            self,
+            CdiFiles(self._config.cdi_dir),
+            lists=PodLists(cluster),
+            preparing=lambda uid: False,
         )
         following = asyncio.ensure_future(self._release.run())
         try:

@@ -10,6 +10,7 @@ from agent.accounting.presence import Presence
 from agent.allocation.service import AllocationService
 from agent.allocation.start import StartChecks
 from agent.allocation.start_wait import StartTimes, StartWaiter
+from agent.apiserver import PodLists
 from agent.claims.cdi_files import CdiFiles
 from agent.claims.following import ClaimFollowing
 from agent.claims.messages import ClaimName, PrepareAnswer
@@ -129,12 +130,14 @@ class ClaimNode:
         self.waiter = StartWaiter(self.store, lambda: None, quick)
         self.mounted: set[str] = set()
         present = lambda ids: Presence(frozenset(ids) & self.mounted, others=True)  # noqa: E731
+        lists = PodLists(self.cluster)
         self.preparation = ClaimPreparation(
             self.store,
             service,
             StartChecks(self.store, service, self.cluster),
             self.waiter,
             cluster=self.cluster,
+            lists=lists,
             claims=self.claims,
             cdi=self.cdi,
             unit=SliceUnit(GIB, units.parse_bytes),
@@ -151,6 +154,7 @@ class ClaimNode:
             self.cluster,
             self.claims,
             self.cdi,
+            lists=lists,
             preparing=self.preparation.preparing,
             awaited=lambda: bool(self.waiter.waiting or self.preparation.refusals.waiting),
             present=present,

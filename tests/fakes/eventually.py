@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.threads import await_end
+
 __all__ = ["looking", "run_beside", "until", "wait_until"]
 
 
@@ -68,6 +70,6 @@ def looking(look: Callable[[], None], seconds: float) -> Iterator[None]:
         yield
     finally:
         halt.set()
-        thread.join(30)
+        await_end(thread)
     if errors:
         raise errors[0]

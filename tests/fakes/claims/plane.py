@@ -11,6 +11,7 @@ from tests.fakes.claims.allocator import Allocator
 from tests.fakes.claims.controller import ClaimController
 from tests.fakes.claims.search import Selector
 from tests.fakes.kubeapi.server import ApiServer
+from tests.fakes.threads import await_end
 
 
 class ClaimPlane:
@@ -47,7 +48,7 @@ class ClaimPlane:
         """Ends; what the thread failed with is raised here."""
         self._halt = True
         self._changed.set()
-        self._thread.join(60)
+        await_end(self._thread)
         self._listeners.remove(self._note)
         if self._error is not None:
             raise self._error

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from tests.fakes.kubelet.node import FakeKubelet
 from tests.fakes.kubelet.pods import FAILED, Pod, PodSpec
+from tests.fakes.threads import await_end
 
 _POLL_S = 0.02
 
@@ -59,7 +60,7 @@ class Deployment(threading.Thread):
     def end(self) -> list[str]:
         """No more pods; why those failed that did."""
         self.halt.set()
-        self.join(60)
+        await_end(self)
         if self.error:
             raise self.error
         return self.failed

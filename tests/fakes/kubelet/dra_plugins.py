@@ -21,6 +21,7 @@ from gigaslice.runtime.pb import pluginregistration_v1_pb2 as reg
 from gigaslice.runtime.pb import pluginregistration_v1_pb2_grpc as reg_rpc
 from tests.fakes.kubelet.plugin_sockets import PluginSockets
 from tests.fakes.kubelet.registry import EndpointError, go_text
+from tests.fakes.threads import await_end
 
 KIND = "DRAPlugin"
 SERVICES = {
@@ -140,8 +141,7 @@ class DraPlugins(threading.Thread):
             instances = list(self._instances.values())
             self._instances.clear()
         _close(instances)
-        if self.is_alive():
-            self.join(60)
+        await_end(self)
 
     def instances(self, driver: str) -> list[Instance]:
         """Those of a driver, the oldest first."""

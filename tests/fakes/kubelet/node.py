@@ -29,6 +29,7 @@ from tests.fakes.kubelet.registry import Registry
 from tests.fakes.kubelet.runtime import Launch, Process, Runtime
 from tests.fakes.kubelet.topology import POLICIES
 from tests.fakes.kubelet.worker import Pace, Worker
+from tests.fakes.threads import await_end
 
 SOCKET_PATH_BYTES = 107  # sun_path without its terminating NUL
 
@@ -59,6 +60,11 @@ class _Kubelet:
     loop: SyncLoop
     workers: dict[str, Worker]
     claims: ClaimManager | None
+
+    def halt_workers(self) -> None:
+        """Has those that there are by now end."""
+        for worker in list(self.workers.values()):
+            worker.halt.set()
 
 
 class FakeKubelet:
@@ -204,17 +210,16 @@ class FakeKubelet:
         kubelet = self._now
         kubelet.loop.halt.set()
         kubelet.manager.changed.set()
-        for worker in kubelet.workers.values():
-            worker.halt.set()
+        kubelet.halt_workers()
         if kubelet.claims is not None:
             kubelet.claims.stop()
         kubelet.registry.stop()
         kubelet.resources.stop()
-        if kubelet.loop.is_alive():
-            kubelet.loop.join(timeout=60)
-        for worker in kubelet.workers.values():
-            worker.join(timeout=60)
+        await_end(kubelet.loop)
         self._running = None
+        kubelet.halt_workers()  # the loop may have begun another one
+        for worker in kubelet.workers.values():
+            await_end(worker)
         if kubelet.loop.errors:
             raise kubelet.loop.errors[0]
 

@@ -21,6 +21,7 @@ import grpc
 
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as pb
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
+from tests.fakes.threads import await_end
 
 API_VERSION = "v1beta1"
 MESSAGE_LIMIT = 4 * 1024 * 1024  # bytes; grpc-go's default, which the kubelet does not raise
@@ -162,7 +163,7 @@ class Registry(rpc.RegistrationServicer):
             self.server.stop(0).wait()
             _leave_socket_behind(self.socket, inode)
         for thread in self.threads:
-            thread.join(timeout=10)
+            await_end(thread)
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Empty:  # noqa: N802
         """Checks, dials back and asks for the options, all before the plugin gets its answer."""

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count, takewhile
 from pathlib import Path
 
 import psutil
@@ -34,6 +35,7 @@ from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubeapi.device_documents import DRIVER, class_document, request_document
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, Pod, Runtime
 from tests.fakes.kubelet.cdi import write_nvidia
+from tests.fakes.threads import await_end
 from tests.integration.agent.conftest import PATIENCE, AgentProcess, inventory_text, wait_until
 from tests.integration.claims.node import CLAIM_QUICK, ClaimNode, claim_flags
 from tests.integration.claims.oracle import Books, compare, compare_containers, wait_nothing_left
@@ -44,6 +46,7 @@ GPUS, SIZE = 3, 16
 MOST_PODS = 14
 NEVER = 3600.0
 LONGEST_DELAY = 5.0  # that one restart of anything may cost a pod, in seconds
+ROUNDS_OF_A_KILL = 1.55  # seen; for the progress alone
 LULL_AFTER = 10  # rounds; on a busy machine an agent needs longer to start than the next kill takes to come
 TIMES = replace(
     CLAIM_QUICK,
@@ -98,15 +101,17 @@ class ClaimStorm:
         for thread in self._threads:
             thread.start()
 
-    def blow(self, rounds: int, longest: float = float("inf")) -> None:
-        """So many rounds of weather, or as many as there are in LONGEST seconds."""
+    def blow(self, rounds: int = 0, *, kills: int = 0, longest: float = float("inf")) -> None:
+        """Rounds of weather, so many and with so many kills of agent and front, or as many as fit in LONGEST seconds."""
         until = time.monotonic() + longest
         weather = (
             [self._kill_worker] * 5
             + [self._kill_front] * 3
             + [self._restart_kubelet, self._wipe, self._hand_over, self._force_while_away]
         )
-        for number in each(range(1, rounds + 1), "rounds of weather", even=True):
+        numbers = takewhile(lambda number: number <= rounds or self._kills < kills, count(1))
+        total = max(rounds, round(kills * ROUNDS_OF_A_KILL))
+        for number in each(numbers, "rounds of weather", total=total, even=True):
             if time.monotonic() > until or self._failures:
                 break
             time.sleep(self.rng.random() ** 2 * 1.2)
@@ -125,8 +130,7 @@ class ClaimStorm:
             raise AssertionError(f"pods that never started: {states}") from None
         self._halt.set()
         for thread in self._threads:
-            thread.join(2 * PATIENCE)
-            assert not thread.is_alive()
+            await_end(thread, 2 * PATIENCE)
         self._raise()
         node = self.node
         for pod in self._pods:
@@ -134,7 +138,7 @@ class ClaimStorm:
         for name in self._shared:
             node.api.delete("resourceclaims", name, "default")
         for thread in self._gone:
-            thread.join(PATIENCE)
+            await_end(thread, 2 * PATIENCE)
         wait_nothing_left(node.kubelet, node.agent.state)
         wait_until(lambda: not node.api.all("resourceclaims"), "the end of the claims")
         self._raise()
@@ -163,6 +167,10 @@ class ClaimStorm:
             "from a pod's binding to its start": times,
             "from the last restart to every start": lulls,
         }
+
+    @property
+    def _kills(self) -> int:
+        return self.counts.get("kills of the agent", 0) + self.counts.get("kills of the front", 0)
 
     def _look_after_the_agent(self) -> None:
         """A front whose first agent is killed before it serves ends with it, and the kubelet starts the container."""
@@ -298,7 +306,7 @@ class ClaimStorm:
         thread.start()
         self._gone.append(thread)
         if force:
-            thread.join(PATIENCE)
+            await_end(thread, PATIENCE)
 
     def _claims_of(self, pod: Pod) -> set[str]:
         """The UIDs of the claims that a pod has, alone or with others."""
@@ -374,7 +382,7 @@ def main() -> int:
         storm = ClaimStorm(directory, api, options.seed)
         try:
             storm.begin()
-            storm.blow(options.kills)
+            storm.blow(kills=options.kills)
             storm.end()
             assert max(storm.lulls) <= LONGEST_DELAY, "a pod was delayed for too long by a restart"
         finally:

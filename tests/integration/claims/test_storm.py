@@ -18,7 +18,7 @@ def test_the_books_agree_at_any_instant_and_nothing_is_left(directory, seed):
         storm = ClaimStorm(directory, api, seed)
         try:
             storm.begin()
-            storm.blow(_ROUNDS, _SECONDS)
+            storm.blow(_ROUNDS, longest=_SECONDS)
             storm.end()
         finally:
             storm.stop()

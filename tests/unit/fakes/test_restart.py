@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
+import time
 from dataclasses import replace
 
 import grpc
@@ -61,6 +63,25 @@ def test_restart_replays_what_was_allocated(ready):
     assert kubelet.run_pod(PodSpec("q", (asking(8),))).reason == "Unschedulable"
     assert kubelet.run_pod(PodSpec("r", (asking(4),))).phase == "Running"
     assert one.order.count("Allocate") == 2
+
+
+def test_a_pod_that_is_admitted_while_the_kubelet_ends_has_no_worker_afterwards(node):
+    """It would go on beside that of the next kubelet."""
+    kubelet = node()
+    loop, begun = kubelet._now.loop, threading.Event()
+    admitted = loop.admitted
+
+    def while_it_ends(pod):
+        begun.set()
+        assert loop.halt.wait(60)
+        time.sleep(0.1)
+        admitted(pod)
+
+    loop.admitted = while_it_ends
+    kubelet.create_pod(PodSpec("p", (ContainerSpec(),)))
+    assert begun.wait(60)
+    kubelet.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "pod p"]
 
 
 def test_a_damaged_checkpoint_is_left_aside(ready):

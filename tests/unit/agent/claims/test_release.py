@@ -142,6 +142,41 @@ def test_so_does_one_that_is_first_shown_while_the_call_is_answered(node, prepar
     assert not node.store.table.allocations
 
 
+@pytest.mark.parametrize("says", ["ending", "terminal", "gone", "another of its name"])
+def test_a_pod_that_has_ended_by_the_api_server_alone_keeps_nothing(node, prepared, says, monkeypatch):
+    """The watch is behind for longer than it is waited for."""
+    pod = node.cluster.put(claiming("deleted"))
+    later = {
+        "ending": replace(pod, ending=True),
+        "terminal": replace(pod, phase="Succeeded"),
+        "another of its name": replace(pod, uid="uid-later", claims=()),
+    }
+    reads = []
+
+    async def read(timeout):
+        reads.append(timeout)
+        return {(pod.namespace, pod.name): later[says]} if says in later else {}
+
+    monkeypatch.setattr(node.cluster, "read", read)
+    assert run(node.unprepare(prepared)) == [""]
+    assert not node.store.table.allocations and len(reads) == 1
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_one_that_lives_by_the_api_server_keeps_it_and_so_does_one_of_which_it_says_nothing(
+    node, prepared, answers, monkeypatch
+):
+    pod = node.cluster.put(claiming("other", phase="Running"))
+
+    async def read(timeout):
+        del timeout
+        return {(pod.namespace, pod.name): pod} if answers else None
+
+    monkeypatch.setattr(node.cluster, "read", read)
+    assert run(node.unprepare(prepared)) == [""]
+    assert node.store.table.allocations and node.cdi.claims() == {prepared.uid}
+
+
 def test_a_pod_that_has_just_come_keeps_it_by_one_error(node, prepared):
     """A kubelet of 1.36 would forget the claim for both. It is repeated once, for the pod may be the one that ends."""
     node.cluster.put(claiming("train", ending=True))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from agent.apiserver import PodLists
 from agent.claims import reserved_pods
 from agent.claims.reserved_pods import NotReservedError, ReservedPods, UnsureError
 from tests.fakes.claims_of_node import claim, claiming, result
@@ -45,6 +46,10 @@ class Listed(MemoryCluster):
         return False
 
 
+def finder(cluster):
+    return ReservedPods(cluster, PodLists(cluster))
+
+
 POD = claiming("train")
 CLAIM = claim("c", result(0, 8), pods=(POD,))
 
@@ -52,30 +57,30 @@ CLAIM = claim("c", result(0, 8), pods=(POD,))
 def test_a_pod_that_the_watch_shows_needs_no_list():
     cluster = Listed()
     cluster.put(POD)
-    assert run(ReservedPods(cluster).of(CLAIM)) == (POD,)
+    assert run(finder(cluster).of(CLAIM)) == (POD,)
     assert cluster.lists == 0
 
 
 def test_a_pod_that_only_the_list_shows_has_come_before_the_watch():
-    assert run(ReservedPods(Listed(POD)).of(CLAIM)) == (POD,)
+    assert run(finder(Listed(POD)).of(CLAIM)) == (POD,)
 
 
 def test_no_pod_in_a_list_is_none():
     with pytest.raises(NotReservedError, match="reserved for no pod that exists"):
-        run(ReservedPods(Listed(claiming("another"))).of(CLAIM))
+        run(finder(Listed(claiming("another"))).of(CLAIM))
 
 
 def test_without_an_answer_or_without_access_one_may_come():
     cluster = Listed()
     cluster.answer = None
-    assert run(ReservedPods(cluster).of(CLAIM)) == ()
+    assert run(finder(cluster).of(CLAIM)) == ()
     cluster.answer, cluster.expected = {}, False
-    assert run(ReservedPods(cluster).of(CLAIM)) == () and cluster.lists == 1
+    assert run(finder(cluster).of(CLAIM)) == () and cluster.lists == 1
 
 
 def doubtful(cluster, why):
     """The finder, and the claim that is given up or is being deleted."""
-    pods = ReservedPods(cluster)
+    pods = finder(cluster)
     if why == "unprepared":
         pods.unprepared(CLAIM.uid)
         return pods, CLAIM
@@ -124,7 +129,7 @@ def test_who_asks_while_a_list_is_on_its_way_gets_one_that_was_begun_later():
     """And all of them together one."""
     cluster = Listed(POD)
     cluster.seconds = 0.05
-    pods = ReservedPods(cluster)
+    pods = finder(cluster)
 
     async def story():
         first = asyncio.create_task(pods.of(CLAIM))
