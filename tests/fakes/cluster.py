@@ -8,6 +8,7 @@ import asyncio
 from agent.apiserver import Eviction
 from agent.apiserver.own_node import Publishing
 from gigaslice.core.model import Pod
+from gigaslice.runtime.time_limit import set_within
 
 
 class MemoryCluster:
@@ -21,9 +22,12 @@ class MemoryCluster:
         self.wake_problem = ""
         self.published: list[str] = []
         self.publishing: Publishing | None = None
+        self._awaited: list[asyncio.Event] = []
 
     def put(self, pod: Pod) -> Pod:
         self.pods[pod.namespace, pod.name] = pod
+        while self._awaited:
+            self._awaited.pop().set()
         return pod
 
     def pod(self, namespace: str, name: str) -> Pod | None:
@@ -53,5 +57,6 @@ class MemoryCluster:
         return self.wake_problem
 
     async def news(self, timeout: float) -> bool:
-        await asyncio.sleep(timeout)
-        return False
+        event = asyncio.Event()  # of this loop: a test may have several, one after the other
+        self._awaited.append(event)
+        return await set_within(event, timeout)

@@ -293,15 +293,18 @@ class FakeKubelet:
         return pod.wait_for(settled, timeout_s)
 
     def delete_pod(self, pod: Pod, force: bool = False, timeout_s: float = 60.0) -> None:
-        """Waits until nothing of it runs; with FORCE only until its devices are free, which is before that."""
-        if force:
-            pod.deleted = True
-        pod.deleting.set()
+        """Waits until nothing of it runs; with FORCE only until its devices are free, which is before that.
+
+        The kubelet hears of it from the API server, where the pod is being deleted, or is gone, before it does a thing.
+        """
         if self.api is not None and force:
             self.api.delete("pods", pod.spec.name, pod.spec.namespace)
         elif self.api is not None:
             ending = {"metadata": {"deletionTimestamp": "2026-11-22T00:00:00Z"}}
             self.api.change("pods", pod.spec.name, ending, pod.spec.namespace)
+        if force:
+            pod.deleted = True
+        pod.deleting.set()
         if not pod.bound or (self._running is not None and pod.uid not in self._running.workers):
             pod.deleted = True
             pod.ended.set()

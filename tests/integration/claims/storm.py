@@ -102,7 +102,7 @@ class ClaimStorm:
             thread.start()
 
     def blow(self, rounds: int = 0, *, kills: int = 0, longest: float = float("inf")) -> None:
-        """Rounds of weather, so many and with so many kills of agent and front, or as many as fit in LONGEST seconds."""
+        """Rounds of weather, so many and with so many kills of agent and front, or what fits in LONGEST seconds."""
         until = time.monotonic() + longest
         weather = (
             [self._kill_worker] * 5

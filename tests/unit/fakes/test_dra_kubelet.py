@@ -135,6 +135,19 @@ def test_a_pod_that_ends_by_itself_is_unprepared_before_it_says_so(begin, api):
     wait_until(lambda: not (api.get("resourceclaims", "shared", "default")["status"].get("reservedFor")))
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_the_kubelet_hears_of_a_deletion_from_the_api_server(begin, api, force):
+    """So who reads there after the kubelet's call sees that the pod ends, or is gone."""
+    kubelet, _ = begin()
+    pod = running(kubelet.run_pod(using("p", shared(api))))
+    before = []
+    api.store.listeners.append(
+        lambda resource, kind, document: resource == "pods" and before.append(pod.deleting.is_set())
+    )
+    kubelet.delete_pod(pod, force=force)
+    assert before and before[0] is False
+
+
 def test_all_claims_of_a_pod_come_in_one_call(begin, api):
     kubelet, driver = begin()
     claims = (*shared(api, "one"), ClaimSpec("other", claim="two"))

@@ -223,7 +223,7 @@ def test_live_and_not_ready_while_it_hangs(hanging, logs):
 
 @pytest.mark.parametrize("first", [None, MissingError("no library")])
 def test_asked_to_end_while_it_hangs_it_ends(hanging, logs, first):
-    node = Node(lambda: hanging.wait(60) and ["gpu"])
+    node = Node(lambda: hanging.wait(60) and ["gpu"], times=GpuWaitTimes(quick=0.05, log=0.05))
 
     def end():
         while not said(logs):
