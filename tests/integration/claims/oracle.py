@@ -29,9 +29,8 @@ from tests.integration.agent.conftest import PATIENCE, allocation_dir, wait_unti
 from vcuda import contract
 
 RELEASED_WITHIN = 60.0 + PATIENCE
-"""Seconds until nobody waits for a release any more. An Unprepare that comes before the watch shows the pod's end is
-answered, and remembered in memory: an agent that is killed then leaves the claim to be found by comparing, after a
-minute.
+"""Seconds until nobody waits for a release any more. A claim that ended without a call while its agent lived is found
+by comparing, after a minute.
 """
 
 
