@@ -176,11 +176,10 @@ class ClaimRelease:
         after the API server has given it away. So the watch gets a moment, and then the API server is asked: it told
         the kubelet of the deletion, so it tells us too.
         """
-        users = await self._users(name)
+        if not await self._users(name):
+            return []
         loop = asyncio.get_running_loop()
         until = loop.time() + _NEWS_SECONDS
-        if not users or not self._live_pods(name):
-            return users
         while self._live_pods(name) and (remaining := until - loop.time()) > 0:
             await self._cluster.news(remaining)
         return await self._users(name, ended=await self._ended(self._live_pods(name)))

@@ -142,6 +142,19 @@ def test_so_does_one_that_is_first_shown_while_the_call_is_answered(node, prepar
     assert not node.store.table.allocations
 
 
+def test_nor_does_one_whose_deletion_is_shown_while_its_claim_is_compared(node, prepared, monkeypatch):
+    node.cluster.put(claiming("deleted"))
+    real = node.claims.read
+
+    async def read(namespace, name, seconds):
+        node.cluster.put(claiming("deleted", ending=True))
+        return await real(namespace, name, seconds)
+
+    monkeypatch.setattr(node.claims, "read", read)
+    assert run(node.unprepare(prepared)) == [""]
+    assert not node.store.table.allocations
+
+
 @pytest.mark.parametrize("says", ["ending", "terminal", "gone", "another of its name"])
 def test_a_pod_that_has_ended_by_the_api_server_alone_keeps_nothing(node, prepared, says, monkeypatch):
     """The watch is behind for longer than it is waited for."""
