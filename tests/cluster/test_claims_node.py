@@ -381,7 +381,12 @@ def test_a_pod_waits_for_memory_that_programs_still_have(
         print(next(text for reason, text in node.events("third") if reason == "WaitingForGPU"))
         time.sleep(waiting)
         assert node.get("third")["status"]["phase"] == "Pending"
-        failures = [text for reason, text in node.events("third") if "FailedPrepare" in reason]
+        failures = [
+            text
+            for reason, text in node.events("third")
+            # The API server's authorizer may hear late that the claim is this node's; the driver is not asked then.
+            if "FailedPrepare" in reason and "no relationship found" not in text
+        ]
         assert bool(failures) == (waiting > 45), failures
         end()
         begun = time.monotonic()

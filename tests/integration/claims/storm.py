@@ -333,7 +333,7 @@ class ClaimStorm:
         while not self._halt.wait(0.02):
             compare(self.books, self.node.agent.state, SIZE * GIB)
             with self._lock:
-                compare_containers(self._pods, SIZE * GIB)
+                compare_containers(self.books, self._pods, SIZE * GIB)
             self._count("comparisons")
 
     def _lull(self) -> None:

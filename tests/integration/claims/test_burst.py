@@ -34,7 +34,7 @@ def test_every_pod_of_a_burst_runs_or_is_told_why_not(begin, api, capsys):
     wait_until(settled, "every pod to run or to have a reason", 300)
     took = time.monotonic() - begun
     compare(books, node.agent.state, fit // 4 * GIB)
-    compare_containers(pods, fit // 4 * GIB)
+    compare_containers(books, pods, fit // 4 * GIB)
     calls = [call for call in node.kubelet.claims.calls if call.method == "NodePrepareResources"]
     assert len(calls) == fit, "one call for each claim"
     assert [call.error for call in calls if call.error] == []

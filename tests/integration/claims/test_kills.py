@@ -85,7 +85,7 @@ def refused(pods):
 
 def check(books, node, pods):
     compare(books, node.agent.state, SIZE)
-    compare_containers(pods, SIZE)
+    compare_containers(books, pods, SIZE)
 
 
 def die(node, point, **more):
