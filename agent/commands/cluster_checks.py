@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.commands.doctor import PARTS
+from agent.commands.installation import PARTS
 from gigaslice.cluster_commands.cluster import listed
 from gigaslice.core.claims.names import DRIVER
 from gigaslice.core.cluster.inventory import InventoryFormatError, InventoryGpu, NodeInventory

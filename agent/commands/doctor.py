@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from agent.commands.installation import PARTS
 from agent.config import Config
 from gigaslice.cluster_commands.target_flags import cluster_target
 from gigaslice.core.model.gpu import CORES_PER_GPU
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 HELP = "check whether an agent with these settings would work here"
 DESCRIPTION = SETTINGS_DESCRIPTION
 SETTINGS = True
-PARTS = ("node", "scheduler", "controller", "webhook", "dataset")
-"""What an installation may have: the component of its pods, and the webhook that the controller serves."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from agent.commands import doctor
+from agent.commands.installation import PARTS
 from deploy.generated import old_files
 from deploy.helm import manifests, readme
 from gigaslice_cli import frame
@@ -73,7 +73,7 @@ def test_the_test_asks_for_what_is_installed(values: str, parts: str) -> None:
     pod = of_the_test("--set", values)["Pod"]
     (container,) = pod["spec"]["containers"]
     assert container["args"] == ["doctor", "--cluster=gigaslice", f"--parts={parts}"]
-    assert set(parts.split(",")) <= set(doctor.PARTS)
+    assert set(parts.split(",")) <= set(PARTS)
     asked = frame.make_parser("doctor").parse_args(container["args"])
     assert (asked.cluster, asked.parts) == ("gigaslice", tuple(parts.split(",")))
 
