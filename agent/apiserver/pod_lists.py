@@ -21,9 +21,7 @@ class PodLists:
         """CLUSTER has the pods of this node."""
         self._cluster = cluster
         self._listing = asyncio.Lock()
-        self._asked = self._begun = (
-            0  # numbers of calls: the last one, and the last one that a list was begun for
-        )
+        self._asked = self._told = 0  # numbers of calls: the last one, and the last one before the list began
         self._pods: Mapping[tuple[str, str], Pod] | None = None
 
     async def read(self) -> Mapping[tuple[str, str], Pod] | None:
@@ -31,7 +29,8 @@ class PodLists:
         self._asked += 1
         number = self._asked
         async with self._listing:
-            if self._begun < number:
-                self._begun = self._asked
+            if self._told < number:
+                asked = self._asked
                 self._pods = await self._cluster.read(_READ_SECONDS)
+                self._told = asked  # not where this call is cancelled meanwhile
             return self._pods

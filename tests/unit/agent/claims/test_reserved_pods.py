@@ -123,23 +123,3 @@ def test_only_so_many_claims_are_remembered(monkeypatch):
     for uid in ("a", "b"):
         pods.unprepared(uid)
     assert run(pods.of(one)) == (POD,) and cluster.lists == 0
-
-
-def test_who_asks_while_a_list_is_on_its_way_gets_one_that_was_begun_later():
-    """And all of them together one."""
-    cluster = Listed(POD)
-    cluster.seconds = 0.05
-    pods = finder(cluster)
-
-    async def story():
-        first = asyncio.create_task(pods.of(CLAIM))
-        while not cluster.lists:
-            await asyncio.sleep(0.001)
-        cluster.shows()
-        others = [asyncio.create_task(pods.of(CLAIM)) for _ in range(5)]
-        assert await first == (POD,)
-        answers = await asyncio.gather(*others, return_exceptions=True)
-        assert [type(answer) for answer in answers] == [NotReservedError] * 5
-
-    run(story())
-    assert cluster.lists == 2
