@@ -27,7 +27,7 @@ class Listed(MemoryCluster):
 
     def __init__(self, *pods):
         super().__init__()
-        self.lists, self.answer, self.seconds = 0, {}, 0.0
+        self.lists, self.answer = 0, {}
         self.shows(*pods)
 
     def shows(self, *pods):
@@ -36,9 +36,7 @@ class Listed(MemoryCluster):
     async def read(self, timeout):
         del timeout
         self.lists += 1
-        answer = self.answer
-        await asyncio.sleep(self.seconds)
-        return answer
+        return self.answer
 
     async def news(self, timeout):
         del timeout
