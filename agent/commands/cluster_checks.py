@@ -28,6 +28,7 @@ from gigaslice.core.text import plain
 from gigaslice.kubeapi.access import Access
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
 from gigaslice.kubeapi.cluster_objects import NODES_PATH, node_facts
+from gigaslice.runtime.time_limit import within
 from vcuda.doctor import Finding
 
 __all__ = ["offer_of", "read_findings", "service_access", "unready_reason"]
@@ -272,13 +273,13 @@ async def _renewal(client: KubeClient, path: str, part: str, lease: Mapping[str,
 async def _check_webhooks(
     client: KubeClient, namespace: str, parts: Collection[str], inside: bool
 ) -> AsyncIterator[Finding]:
-    asked = 0
+    asked: list[Mapping[str, Any]] = []  # several entries of a configuration are one webhook
     async for document in listed(client, _WEBHOOKS, {"labelSelector": _LABEL}):
         for hook in objects_at(document, "webhooks"):
             settings = object_at(hook, "clientConfig")
             service = object_at(settings, "service")
-            if text_at(service, "namespace") == namespace:
-                asked += 1
+            if text_at(service, "namespace") == namespace and settings not in asked:
+                asked.append(settings)
                 yield await _check_webhook(settings, service, inside)
     if not asked and "webhook" in parts:
         yield Finding("fail", "webhook", "there is no configuration of it", "install it again: helm upgrade")
@@ -294,7 +295,10 @@ async def _check_webhook(settings: Mapping[str, Any], service: Mapping[str, Any]
         return Finding("fail", "webhook", text, "the controller writes it: see its log")
     access = service_access(service, authority)
     name = access.server_name
-    if not inside and not await _resolves(access):
+    if not await _resolves(access):
+        if inside:
+            text = f"the name {name} leads nowhere in this pod"
+            return Finding("fail", "webhook", text, "see the cluster's DNS; the API server may not need it")
         remedy = "helm test asks it"
         return Finding("warn", "webhook", f"not asked: {name} is a name inside the cluster only", remedy)
     try:
@@ -319,8 +323,9 @@ def service_access(service: Mapping[str, Any], authority: bytes) -> Access:
 
 
 async def _resolves(access: Access) -> bool:
+    looking = asyncio.get_running_loop().getaddrinfo(access.host, access.port)
     try:
-        await asyncio.get_running_loop().getaddrinfo(access.host, access.port)
-    except socket.gaierror:
+        await within(looking, _ANSWER_SECONDS)
+    except (socket.gaierror, asyncio.TimeoutError):
         return False
     return True

@@ -144,9 +144,9 @@ def test_what_the_notes_wait_for_is_there(values: str) -> None:
 
 
 def test_the_notes_follow_the_values() -> None:
-    assert "helm test gigaslice --namespace gigaslice" in notes() and "helm test" not in notes(
-        "test.enabled=false"
-    )
+    assert "helm test gigaslice --namespace gigaslice\n" in notes()
+    assert "kubectl -n gigaslice logs gigaslice-test\n" in notes()
+    assert "helm test" not in notes("test.enabled=false")
     assert "cluster.enabled=true" in notes() and "kubectl get resourceclasses" in notes(
         "cluster.enabled=true"
     )

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import datetime
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 
 from agent.commands import cluster_checks
+from agent.commands import doctor as doctor_command
 from gigaslice.kubeapi.access import Access
 from gigaslice.roles.webhook.certificates import Certificates, issue_certificates
 from gigaslice_cli.frame import main
@@ -269,6 +272,29 @@ def test_outside_of_the_cluster_the_webhook_cannot_be_asked_and_that_is_said(api
     monkeypatch.setattr(cluster_checks, "_resolves", nowhere)
     code, lines = doctor(api, capsys)
     assert code == 0 and lines[-1].startswith("warn  webhook") and "helm test" in lines[-1]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_name_that_leads_nowhere_inside_the_cluster_is_a_failure(api, capsys, monkeypatch, hangs):
+    async def nowhere(loop: object, host: str, port: int) -> None:
+        assert (host, port) == (HOST, 443)
+        if hangs:
+            await asyncio.sleep(60)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(cluster_checks, "_ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", nowhere)
+    monkeypatch.setattr(doctor_command, "kubernetes_service", lambda environment: "here")
+    code, lines = doctor(api, capsys)
+    assert code == 1 and lines[-1].startswith("fail  webhook") and "leads nowhere in this pod" in lines[-1]
+
+
+def test_a_webhook_with_several_entries_is_asked_once(api, served, capsys):
+    document = api.get("validatingwebhookconfigurations", "gigaslice-webhook")
+    document["webhooks"].append({**document["webhooks"][0], "name": "claims.pods.gigaslice.io"})
+    api.put("validatingwebhookconfigurations", document)
+    code, lines = doctor(api, capsys)
+    assert code == 0 and len([line for line in lines if line.split()[1] == "webhook"]) == 1, lines
 
 
 def test_another_namespace_has_none_of_it(api, served, capsys):

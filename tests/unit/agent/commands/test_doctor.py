@@ -35,6 +35,7 @@ def settings(tmp_path):
     def load(**flags):
         given = {"state-dir": str(tmp_path / "state"), "kube-api": "off"}
         given |= {"kubelet-dir": str(tmp_path / "nowhere"), "pod-resources": str(tmp_path / "no.sock")}
+        given |= {"kubelet-root": str(tmp_path / "kubelet"), "cdi-dir": str(tmp_path / "cdi")}
         given["driver-limits-socket"] = str(tmp_path / "limits.sock")
         return config.load(given | {name.replace("_", "-"): value for name, value in flags.items()}, {})
 
