@@ -39,7 +39,9 @@ LABEL org.opencontainers.image.title="gigaslice" \
       org.opencontainers.image.version="0.2.0-dev" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/gigaslice /opt/gigaslice
+# gRPC's core writes lines of its own to stderr when a peer ends, such as "Got goaway", which are no JSON. Errors stay.
 ENV PATH=/opt/gigaslice/bin:$PATH \
+    GRPC_VERBOSITY=ERROR \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 # Root: the kubelet's sockets and directories are root's. What else it may do is up to daemonset.yaml.

@@ -108,7 +108,7 @@ def test_a_hand_over_in_the_middle_of_a_call(place, agent, kubelet, successors, 
     following = successor.new_agent(number=3)
     assert following.next(Kind.NOTIFIED) == (3, b"\x08\x01")
     number, name, age, left, message = following.call()
-    assert (name, message) == (method, b"claims") and age > 0 and 30 < left < 45
+    assert (name, message) == (method, b"claims") and age > 0 and 30 < left < 46  # gRPC rounds it up
     following.answer(number, b"prepared")
     assert future.result(GIVE_UP) == b"prepared"
     assert identities(place) == before, "nothing in the kubelet's registry has changed"

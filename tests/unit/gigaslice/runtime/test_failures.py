@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -57,13 +58,30 @@ async def main():
     await server.stop(None)
 asyncio.run(main())
 """,
+    "beside a peer of grpc that says goodbye with an error": """
+import grpc, socket
+server = socket.create_server(("127.0.0.1", 0))
+frames = bytes.fromhex("000000040000000000" "000008070000000000" "0000000000000002")  # SETTINGS, GOAWAY: error 2
+def goodbye():
+    while True:
+        server.accept()[0].sendall(frames)
+threading.Thread(target=goodbye, daemon=True).start()
+with grpc.insecure_channel(f"127.0.0.1:{server.getsockname()[1]}") as channel:
+    try:
+        channel.unary_unary("/s/m")(b"", timeout=1)
+    except grpc.RpcError:
+        pass
+fail()
+""",
     "a logger of ours": "try: fail()\nexcept ValueError: logs.get_logger('x').exception('said')",
 }
 
 
 def run(place: str, style: str) -> str:
+    """What the program writes to stderr, as in the image, where gRPC's core writes nothing beside errors of its own."""
     command = [sys.executable, "-c", START + PLACES[place], style]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    environment = {**os.environ, "GRPC_VERBOSITY": "ERROR"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert done.stdout == ""
     return done.stderr
 
