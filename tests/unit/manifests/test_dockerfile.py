@@ -130,7 +130,9 @@ def test_it_starts_the_command() -> None:
     assert of("CMD", stage=1) == [("node",)]
     (environment,) = of("ENV", stage=1)
     assert pairs(environment)["PATH"] == "/opt/gigaslice/bin:$PATH"
-    assert pairs(environment)["GRPC_VERBOSITY"] == "ERROR", "else its core's lines stand between those of JSON"
+    assert pairs(environment)["GRPC_VERBOSITY"] == "ERROR", (
+        "else its core's lines stand between those of JSON"
+    )
     assert of("COPY", stage=1) == [("/opt/gigaslice", "/opt/gigaslice")]
 
 
